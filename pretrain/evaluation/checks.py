@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, closest, not_installed, shown
 from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import MOST_BYTES, check_nesting
 
@@ -28,15 +28,17 @@ def check_tasks(tasks: str, include_path: str | None) -> None:
     """Refuse names that no task file has. Takes a second, where lm-eval takes ten to read its own files.
 
     Raises:
-        UserError: as resolve_tasks; *include_path* is not a folder; a task file there, or among *tasks*, is
-            no regular file, or no YAML.
+        UserError: lm-eval is not installed; as resolve_tasks; *include_path* is not a folder; a task file
+            there, or among *tasks*, is no regular file, or no YAML.
     """
     if include_path is not None and not Path(include_path).is_dir():
         raise UserError(
             f"include_path: {shown(include_path)} is not a folder; give one that holds task YAMLs"
         )
     found = importlib.util.find_spec("lm_eval")
-    library = (found and found.submodule_search_locations) or []
+    if found is None:
+        raise not_installed("lm_eval") or AssertionError
+    library = found.submodule_search_locations or []
     known = _names_in(_task_files(f"{library[0]}/tasks") if library else [])
     if include_path is not None:
         known |= _names_in(_task_files(include_path), "include_path")

@@ -1,4 +1,4 @@
-"""Zero-shot scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks piqa``.
+"""lm-eval's scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks piqa``.
 
 Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
 Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from model.declared import Count, Positive, declared
 from model.errors import UserError, run_command
@@ -112,6 +113,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         print(labelled("note", f"{too_long} and cut on the left"))
     where = "evaluation.json" if opened.step is None else f"evaluation/step_{opened.step:06d}.json"
     out = Path(options.out or Path(options.model, where))
+    theirs = out.with_name(f"{out.stem}.lm_eval.json")
     record = {
         "model": options.model,
         "step": opened.step,
@@ -127,9 +129,26 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, json.dumps(record, indent=2, default=str) + "\n")
+        write_atomically(
+            theirs, json.dumps(_as_lm_eval_writes(options, results), indent=2, default=str) + "\n"
+        )
     except OSError as error:
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
-    print(labelled("wrote", out))
+    print(labelled("wrote", f"{out}; as lm-eval writes it: {theirs}"))
+
+
+def _as_lm_eval_writes(options: EvaluationOptions, results: dict[str, Any]) -> dict[str, Any]:
+    """The record of lm-eval's own command, for programs that read it."""
+    import lm_eval
+
+    config = {
+        "model": "head-schedules",
+        "model_args": {"pretrained": options.model, "dtype": options.dtype},
+        "batch_size": options.batch_tokens,
+        "num_fewshot": options.num_fewshot,
+        "limit": options.limit,
+    }
+    return {**results, "config": config, "date": time.time(), "lm_eval_version": lm_eval.__version__}
 
 
 def run_save(arguments: Sequence[str]) -> None:

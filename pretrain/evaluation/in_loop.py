@@ -19,11 +19,11 @@ from pretrain.utils.text import labelled
 
 
 class EvaluationHook(IntervalHook):
-    """Zero-shot scores through lm-eval, every ``evaluation.every`` steps and at the last.
+    """Scores through lm-eval, every ``evaluation.every`` steps and at the last.
 
     Raises:
-        UserError: on every rank, for an unknown task (with the closest), one that lets the model write text,
-            or a data set that some rank cannot read.
+        UserError: on every rank, for an unknown task (with the closest), one that needs more than text, or a
+            data set that some rank cannot read.
     """
 
     name = "evaluation"
@@ -32,7 +32,7 @@ class EvaluationHook(IntervalHook):
         self._session, self._settings = session, session.run.evaluation
         super().__init__(self._settings.every, session.run.steps)
         # Rank 0 reads some ten thousand files for all.
-        manager = session.world.once(task_manager)
+        manager = session.world.once(lambda: task_manager(self._settings.include_path))
         problem = None
         try:
             names = resolve_tasks(self._settings.tasks.split(","), manager.all_tasks)
@@ -59,7 +59,8 @@ class EvaluationHook(IntervalHook):
         try:
             # Batches come in every length; compiling each would take longer than scoring it.
             with torch.compiler.set_stance("force_eager"), any_length():
-                results = score(model, self._tasks, self._settings.limit, bootstrap=0)
+                limit, shots = self._settings.limit, self._settings.num_fewshot
+                results = score(model, self._tasks, limit, bootstrap=0, shots=shots)
         finally:
             engine.train(was_training)
         scores = headline(results)

@@ -1,4 +1,4 @@
-"""Computes the log-likelihoods of texts for lm-eval.
+"""Computes the log-likelihoods of texts for lm-eval, and continues texts.
 
 lm-eval sees one process that scores every request. Here the requests are shared among the ranks, in the same
 number of batches on every rank, so that a model whose forward pass is collective (ZeRO-3) can be evaluated
@@ -8,6 +8,7 @@ too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,10 +26,40 @@ from pretrain.runtime.world import World
 CPU_LOGIT_BYTES = 1 << 30
 GPU_LOGIT_SHARE = 0.25
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}
+DEFAULT_WRITTEN = 256
+"""Tokens that are written where a task does not say, as lm-eval's own models do."""
 
 TokenRequest = tuple[Any, list[int], list[int]]
 Row = tuple[int, list[int], list[int]]
 """One sequence to run: which request it answers, its tokens, and those to score, which follow the last."""
+
+
+@dataclass
+class Writing:
+    """A text that is continued."""
+
+    index: int
+    """Of its request."""
+    tokens: list[int]
+    begins: int
+    """Tokens of the context."""
+    most: int
+    """Tokens to write at most."""
+    until: list[str]
+    temperature: float
+    """0: the most likely token."""
+    text: str = ""
+    """What is written, up to the first of *until*."""
+    done: bool = False
+
+    def add(self, token: int, tokenizer: Tokenizer) -> None:
+        """Write a token."""
+        self.tokens.append(token)
+        ended = token == tokenizer.end_of_document
+        text = tokenizer.decode(self.tokens[self.begins : len(self.tokens) - ended])
+        found = [place for stop in self.until if (place := text.find(stop)) >= 0]
+        self.text = text[: min(found)] if found else text
+        self.done = ended or bool(found) or len(self.tokens) - self.begins >= self.most
 
 
 class ZeroShotModel(TemplateLM):
@@ -94,8 +125,67 @@ class ZeroShotModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Not supported: base models of this size are scored by likelihood; load_tasks refuses such tasks."""
-        raise NotImplementedError
+        """Continue each text, as its request says: until one of ``until`` is written, ``max_gen_toks`` tokens
+        are, or the document ends; greedily, or with ``do_sample`` at ``temperature``.
+
+        The whole text so far is run for each token: there is no cache, so that any model can be asked.
+        """
+        # The longest first, as when texts are scored.
+        rows = [self._writing(index, *request.args) for index, request in enumerate(requests)]
+        rows.sort(key=lambda row: (-len(row.tokens), row.index))
+        copies = self.world.data_parallel
+        mine = rows[self.world.data_rank :: copies]
+        with torch.no_grad():
+            while left := self._anywhere([row for row in mine if not row.done]):
+                self._write(self._fitting(left))
+        written = [(row.index, row.text) for row in mine]
+        if copies > 1:
+            parts: list[Any] = [None] * copies
+            dist.all_gather_object(parts, written, group=self.world.grid.data_group)
+            written = [pair for part in parts for pair in part]
+        return [text for _, text in sorted(written)]
+
+    def _writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
+        """A request as lm-eval's models read it: the context is cut on the left where it leaves no room."""
+        until = wanted.get("until") or []
+        most = min(int(wanted.get("max_gen_toks", DEFAULT_WRITTEN)), self.max_length - 1)
+        tokens = self.tok_encode(context) or [self.eot_token_id]
+        self.truncated += len(tokens) > self.max_length - most
+        kept = tokens[-(self.max_length - most) :]
+        temperature = float(wanted.get("temperature") or 0) if wanted.get("do_sample") else 0.0
+        stops = [until] if isinstance(until, str) else list(until)
+        return Writing(index, kept, len(kept), most, [stop for stop in stops if stop], temperature)
+
+    def _anywhere(self, left: list[Writing]) -> list[Writing]:
+        """What is left to write here; of a rank with nothing left, while others write, something finished."""
+        if self.world.data_parallel == 1:
+            return left
+        if not any(self.world.gather(bool(left))):
+            return []
+        return left or [Writing(-1, [self.eot_token_id], 1, 0, [], 0.0, done=True)]
+
+    def _fitting(self, rows: list[Writing]) -> list[Writing]:
+        """The first rows, as many as a pass takes."""
+        longest = max(len(row.tokens) for row in rows)
+        return rows[: max(1, self.batch_tokens // longest)]
+
+    def _write(self, rows: list[Writing]) -> None:
+        """One token for each row."""
+        tokens = torch.zeros(len(rows), max(len(row.tokens) for row in rows), dtype=torch.int64)
+        for place, row in enumerate(rows):
+            tokens[place, : len(row.tokens)] = torch.tensor(row.tokens)
+        logits = self.logits_of(tokens.to(self.world.device))
+        for row, row_logits in zip(rows, logits, strict=True):
+            if not row.done:
+                row.add(self._chosen(row, row_logits[len(row.tokens) - 1].float().cpu()), self.text_tokenizer)
+
+    def _chosen(self, row: Writing, logits: Tensor) -> int:
+        """The next token of a row, given logits [vocabulary]. A sample depends on the row alone."""
+        if row.temperature == 0:
+            return int(logits.argmax())
+        seed = row.index * self.max_length + len(row.tokens)
+        generator = torch.Generator().manual_seed(seed)
+        return int(torch.multinomial((logits / row.temperature).softmax(-1), 1, generator=generator))
 
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: Any

@@ -17,6 +17,10 @@ class EvaluationConfig:
     imported."""
     tasks: str = "papers"
     """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
+    include_path: str | None = None
+    """Folder with more tasks as lm-eval's YAMLs; code that they name is run."""
+    num_fewshot: Count | None = None
+    """Solved items before each; as the task says, else none, when not given."""
     limit: Positive | None = None
     """At most this many items of each task; all when not given."""
     data_dir: str | None = None

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.helpers.distributed import run_distributed
 from tests.helpers.items import write_data_sets
 from tests.helpers.training import alone
 
 pytest.importorskip("lm_eval")
 
+from pretrain.data.corpus import Corpus
+from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation import scores as scoring
 from pretrain.evaluation.checks import resolve_tasks
 from pretrain.evaluation.language_model import ZeroShotModel
 from pretrain.evaluation.scores import load_tasks, score, task_manager
+from pretrain.runtime.world import start_world
 
 TASK = """
 task: {name}
@@ -72,3 +77,90 @@ def test_tasks_of_ones_own(own, small, by):
     assert {text.count("Question:") for text in asked if "Question:" in text} == {1, 3}
     plain = score(model, load_tasks(resolve_tasks(["mine"], manager.all_tasks), manager, data), limit=2)
     assert plain["n-shot"] == {"mine": 0}
+
+
+def chain(tokenizer):
+    """A model in which the next token depends on the last one alone; logits [vocabulary, vocabulary]."""
+    return torch.randn(2 * [tokenizer.vocab_size], generator=torch.Generator().manual_seed(1))
+
+
+def requests(*given):
+    return [SimpleNamespace(args=(context, settings)) for context, settings in given]
+
+
+def continued(tokenizer, context, most, until=()):
+    """The greedy continuation, token by token, by hand."""
+    rows, ids, written = chain(tokenizer), list(tokenizer.encode(context)), []
+    while len(written) < most and (token := int(rows[ids[-1]].argmax())) != tokenizer.end_of_document:
+        ids.append(token)
+        written.append(token)
+    text = tokenizer.decode(written)
+    return min((text.partition(stop)[0] for stop in until), key=len, default=text)
+
+
+def written_on(corpus, ranks, given):
+    tokenizer = Corpus.open(corpus).tokenizer
+    world = alone()
+    if ranks > 1:
+        prepare_deepspeed()
+        world = start_world(1, False)
+    rows = chain(tokenizer)
+    model = ZeroShotModel(lambda tokens: rows[tokens], tokenizer, 40, world, batch_tokens=60)
+    return model.generate_until(requests(*given)), model.truncated
+
+
+def test_texts_are_continued_until_they_are_to_end(small, small_folder):
+    tokenizer = small.tokenizer
+    whole = continued(tokenizer, "def f", 12)
+    stop = whole[3:5]
+    given = [
+        ("def f", {"max_gen_toks": 12}),
+        ("def f", {"max_gen_toks": 12, "until": [stop, "never"]}),
+        ("def f", {"max_gen_toks": 12, "until": stop}),
+        ("import os\n" * 20, {"max_gen_toks": 5}),  # cut on the left, and the same last token
+        ("x", {"max_gen_toks": 3, "until": []}),
+    ]
+    texts, truncated = written_on(small_folder, 1, given)
+    assert texts == [
+        whole,
+        continued(tokenizer, "def f", 12, [stop]),
+        continued(tokenizer, "def f", 12, [stop]),
+        continued(tokenizer, "import os\n" * 20, 5),
+        continued(tokenizer, "x", 3),
+    ]
+    assert texts[1] == whole.partition(stop)[0] != whole and truncated == 1
+    # Two ranks, of which one has more to write: the same texts, in the order of the requests.
+    shared = run_distributed(written_on, 2, small_folder, 2, given, timeout=120)
+    assert [found for found, _ in shared] == [texts, texts]
+
+
+def test_a_document_ends_a_text_and_a_sample_depends_on_its_request_alone(small):
+    tokenizer = small.tokenizer
+    rows = chain(tokenizer)
+    rows[:, tokenizer.end_of_document] = 100.0
+    ends = ZeroShotModel(lambda tokens: rows[tokens], tokenizer, 40, alone())
+    assert ends.generate_until(requests(("def f", {"max_gen_toks": 9}))) == [""]
+    flat = ZeroShotModel(lambda tokens: chain(tokenizer)[tokens] * 0.1, tokenizer, 40, alone())
+    sampled = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+    both = flat.generate_until(requests(("def f", sampled), ("def f", sampled)))
+    assert both[0] != both[1] and flat.generate_until(requests(("def f", sampled))) == both[:1]
+    cold = flat.generate_until(requests(("def f", sampled | {"temperature": 0.0})))
+    assert cold == [continued(tokenizer, "def f", 8)]
+
+
+def test_a_task_that_is_scored_by_what_is_written(own, small):
+    folder, data = own
+    (folder / "written.yaml").write_text(
+        TASK.format(name="written", more="")
+        .replace("output_type: multiple_choice", "output_type: generate_until")
+        .replace("doc_to_target: label", 'doc_to_target: "{{goal}}"')
+        .replace('doc_to_choice: "{{[sol1, sol2]}}"', "generation_kwargs: {until: [], max_gen_toks: 4}")
+        .replace("metric: acc", "metric: exact_match")
+    )
+    rows = chain(small.tokenizer)
+    model = ZeroShotModel(lambda tokens: rows[tokens], small.tokenizer, 512, alone())
+    names = resolve_tasks([str(folder / "written.yaml")], ())
+    loaded = load_tasks(names, task_manager(str(folder)), data)
+    results = score(model, loaded, limit=3)
+    assert results["n-samples"]["written"]["effective"] == 3
+    assert results["results"]["written"]["exact_match,none"] == 0.0
