@@ -1,1 +1,33 @@
-"""The network, and nothing else: no data, no optimizer, no files."""
+"""The network, and nothing else: no data, no optimizer, no files.
+
+    from model import Transformer, initialize, preset
+
+Public names are imported when they are first used, since configurations need no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from model.config import ModelConfig
+    from model.initialization import initialize
+    from model.presets import preset, preset_names
+    from model.sampling import generate
+    from model.transformer import Transformer
+
+__all__ = ["ModelConfig", "Transformer", "generate", "initialize", "preset", "preset_names"]
+_PLACES = {
+    "ModelConfig": "model.config",
+    "Transformer": "model.transformer",
+    "generate": "model.sampling",
+    "initialize": "model.initialization",
+    "preset": "model.presets",
+    "preset_names": "model.presets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'model' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,8 +1,52 @@
-"""Everything around the network: configuration, data, training, checkpoints, commands."""
+"""Everything around the network: configuration, data, training, checkpoints, commands.
 
+What other programs use is here by name: ``from pretrain import recipe, train``; see pretrain/library.py.
+"""
+
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from model.errors import UserError
+    from pretrain.config.run_config import RunConfig
+    from pretrain.library import recipe, train
+    from pretrain.metrics.file import read_metrics
+    from pretrain.run.hooks import Hook, HookResult
+    from pretrain.run.saved import SavedRun
+    from pretrain.run.session import Session
+
+__all__ = [
+    "Hook",
+    "HookResult",
+    "RunConfig",
+    "SavedRun",
+    "Session",
+    "UserError",
+    "read_metrics",
+    "recipe",
+    "train",
+]
+_PLACES = {
+    "UserError": "model.errors",
+    "RunConfig": "pretrain.config.run_config",
+    "recipe": "pretrain.library",
+    "train": "pretrain.library",
+    "read_metrics": "pretrain.metrics.file",
+    "Hook": "pretrain.run.hooks",
+    "HookResult": "pretrain.run.hooks",
+    "SavedRun": "pretrain.run.saved",
+    "Session": "pretrain.run.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: most commands need few of them, and no torch."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'pretrain' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
 
 
 def _find_own_files() -> None:

@@ -9,7 +9,6 @@ Every rank runs this file. Bad input ends with one line on rank 0 and exit code 
 from __future__ import annotations
 
 import sys
-import warnings
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,11 +19,8 @@ if __name__ == "__main__" and __spec__ is None:
 
 from model.errors import INTERRUPTED, prepare_process
 from pretrain.config.command_line import parse_command_line
-from pretrain.runtime.environment import (
-    check_environment,
-    environment_rank,
-    settle_waiting_threads,
-)
+from pretrain.library import check_run, run_session
+from pretrain.runtime.environment import environment_rank, settle_waiting_threads
 from pretrain.runtime.exit import end_after, leave
 from pretrain.runtime.signals import StopListener, Stopped
 from pretrain.utils.output import outlive_output
@@ -48,47 +44,19 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
-        check_environment()
-        run.build_model_config()  # an unknown preset, or heads that do not divide, are answered now, too
-        from pretrain.engine.ds_config_check import read_ds_config
-
-        ds_config = read_ds_config(command.ds_config)
-        from pretrain.engine.ds_config import check_against_run
+        ds_config = check_run(run, command.ds_config)
         from pretrain.run.preflight import check_settings, check_start  # imports torch
 
-        check_against_run(ds_config, run)
         if command.print_config:
             if rank == 0:
                 check_settings(run)
                 print(run.to_recipe(), end="")
             return
         check_start(run)
-        # DeepSpeed's own calls; nothing a user of this program could change.
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.report import build_metrics, closing, finished_already, opening
-        from pretrain.runtime.control import Control
-        from pretrain.runtime.watchdog import Watchdog
-        from pretrain.session import open_session
-        from pretrain.trainer import Trainer
-
-    with open_session(run, ds_config, listener) as session:
-        world = session.world
-        if session.finished:
-            if world.is_main:
-                world.say(*finished_already(session, arguments))
-            return
-        if world.is_main:
-            world.say(*opening(session))
-            for name in command.left_out:
-                world.say(
-                    labelled("note", f"recipe {run.recipe}: {name} is left out; no extension here has it")
-                )
-        hang_seconds = 60 * run.interruption.hang_minutes
-        with build_metrics(session) as metrics:
-            with Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog:
-                trainer = Trainer(session, metrics, Control(world, listener, watchdog))
-                trainer.fit()
-            world.say(*closing(trainer, arguments))
+    left_out = [
+        f"recipe {run.recipe}: {name} is left out; no extension here has it" for name in command.left_out
+    ]
+    run_session(run, ds_config, listener, arguments, left_out)
 
 
 def start() -> NoReturn:

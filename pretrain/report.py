@@ -13,7 +13,7 @@ import torch
 from model.attention import any_length
 from model.errors import UserError
 from model.sampling import generate
-from pretrain.config.run_config import group_and_seed
+from pretrain.config.run_config import RunConfig, group_and_seed
 from pretrain.data.corpus import Corpus
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.engine.layout import weights_are_finite
@@ -195,13 +195,20 @@ def build_metrics(session: Session) -> Metrics:
             "model": session.model.to_json(),
             "decisions": session.decisions.to_plain(),
         },
-        group=group_and_seed(run.run_name)[0],
+        group=_study(run) or group_and_seed(run.run_name)[0],
         tags=[
+            *[group_and_seed(run.run_name)[0]] * bool(_study(run)),
             Path(run.model).stem,
             f"zero{session.decisions.settings.stage}",
             session.decisions.dtype.value,
         ],
     )
+
+
+def _study(run: RunConfig) -> str | None:
+    """The name of the study that a run is part of."""
+    folder = Path(run.runs_dir)
+    return folder.resolve().name if (folder / "study.yaml").is_file() else None
 
 
 def closing(trainer: Trainer, arguments: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ import docstring_parser
 from model.config import ModelConfig
 from model.declared import from_plain
 from model.errors import UserError, closest, shown
+from model.presets import preset_names
 from pretrain.config.names import OTHER_NAMES, suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 from pretrain.utils.parsing import parse_yaml, read_yaml
@@ -40,27 +41,38 @@ class CommandLine:
     """Fields of a shipped recipe whose extension is not here."""
 
 
-def parse_command_line(arguments: list[str]) -> CommandLine:
+def parse_command_line(arguments: list[str], settings: Mapping[str, Any] | None = None) -> CommandLine:
     """Turn main.py's arguments into a checked RunConfig.
+
+    Args:
+        settings: fields of a recipe that count more than its own, and less than flags.
 
     Raises:
         UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe
             that is missing or is not a YAML mapping.
     """
     given = vars(_build_parser().parse_args(arguments))
-    path = find_recipe(given["config"])
+    chosen = _known(settings or {}, "the settings")
+    if isinstance(architecture := chosen.get("architecture"), Mapping):  # the recipe's other fields stay
+        del chosen["architecture"]
+        chosen |= {f"architecture.{name}": value for name, value in architecture.items()}
+    for name in FLAGS:
+        if (text := given[name]) is not None:
+            chosen[name] = text if name in TEXTS else parse_yaml(text, name)
+    recipe_name = given["config"] or DEFAULT_RECIPE
+    path = find_recipe(recipe_name)
     recipe = read_recipe(path)
     left_out: list[str] = []
     if path.parent == RECIPES:  # it may set fields of an extension that is not here
         known_here = {item.name for item in dataclasses.fields(RunConfig)}
         left_out = [name for name in recipe if name not in known_here]
         recipe = {name: value for name, value in recipe.items() if name not in left_out}
-    values = {"recipe": path.stem} | _known(recipe, given["config"])
-    for name in FLAGS:
-        if (text := given[name]) is not None:
-            values[name] = text if name in TEXTS else parse_yaml(text, name)
+    values = {"recipe": path.stem} | _known(recipe, recipe_name)
+    if given["config"] is None and chosen.get("model", preset_names()[0]) not in preset_names():
+        # A file or a run's folder says everything about the model: the default recipe only trains it.
+        values.pop("architecture", None)
     return CommandLine(
-        from_plain(RunConfig, _nested(values)),
+        from_plain(RunConfig, _nested(values | chosen)),
         find_ds_config(given["ds_config"]),
         given["plot_lr"],
         given["print_config"],
@@ -176,7 +188,6 @@ def _build_parser() -> CommandParser:
     parser.other_names = OTHER_NAMES
     parser.add_argument(
         "--config",
-        default=DEFAULT_RECIPE,
         help="Recipe: a name from pretrain/recipes or a YAML file. Without it, the recipe "
         f"{DEFAULT_RECIPE}; a file of your own takes nothing from {DEFAULT_RECIPE}.",
     )

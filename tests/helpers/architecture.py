@@ -242,7 +242,7 @@ def shadows(root: Path) -> list[str]:
     return [
         f"pretrain/{path.name} shadows the library {path.stem}"
         for path in sorted((root / "pretrain").iterdir())
-        if path.stem in libraries - {"pretrain", "model"}
+        if path.stem in libraries - {"pretrain", "model"} and path.name != "py.typed"
     ]
 
 

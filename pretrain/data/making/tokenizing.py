@@ -11,11 +11,13 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,8 @@ class Tokenizing:
         context = multiprocessing.get_context("spawn")
         stop = context.RawValue("b", 0)
         with ProcessPoolExecutor(count, context, _begin, (self.job, stop, processes // count)) as pool:
-            waiting = {pool.submit(_tokenize, *self.work[number]) for number in self._missing}
+            with _main_module_hidden():  # they are started here
+                waiting = {pool.submit(_tokenize, *self.work[number]) for number in self._missing}
             try:
                 while waiting:
                     done, waiting = wait(waiting, LOOK_SECONDS, FIRST_EXCEPTION)
@@ -146,6 +149,21 @@ class Tokenizing:
 _job: Job
 _stop: Any
 """A shared integer: 0 as long as work is to go on. It has no lock, which a killed process could keep."""
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Let started processes not run the program again that called this one, to have its main module: nothing
+    here needs that, and a program that prepares data at its top level would begin once more."""
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name, None) for name in ("__file__", "__spec__")}
+    try:
+        for name in hidden:
+            setattr(main, name, None)
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 def _begin(job: Job, stop: Any, threads: int) -> None:

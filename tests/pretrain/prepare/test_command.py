@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,23 @@ def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path)
         assert ("ready       " in result.stdout) == (tmp_path / "out").exists()
         assert (tmp_path / "out").exists() >= ready
     assert Corpus.open(tmp_path / "out").meta.skipped == {"empty": 1}
+
+
+def test_a_program_may_prepare_at_its_top_level(texts, tmp_path):
+    """Started processes do not run it again."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"print('begun', flush=True)\nfrom pretrain.prepare.command import main\n"
+        f"main(['--text', {str(texts)!r}, '--train_tokenizer', '300', '--processes', '2', '--out', 'out'])\n"
+        "print('ended', __file__)\n"
+    )
+    command_line = [sys.executable, str(program)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command_line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout.count("begun") == 1, done.stdout + done.stderr
+    assert f"ended {program}" in done.stdout and Corpus.open(tmp_path / "out").meta.training.documents
 
 
 def test_it_runs_as_a_module(tmp_path):

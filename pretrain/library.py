@@ -1,0 +1,155 @@
+"""Training from a program of one's own; ``pretrain`` hands these names on.
+
+    from pretrain import recipe, train
+
+    run = recipe("modern-micro", heads="8x2,4,2", steps=200)
+    trained = train(run)
+
+``recipe`` gives the settings that a command with the same flags would have. ``train`` runs as the command
+does, in this process, or in each rank that a launcher (torchrun, deepspeed, srun) has started: run folder,
+checkpoints, metrics and what is printed are the same, and calling it again continues the run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from model.errors import INTERRUPTED, UserError
+from pretrain.config.command_line import find_ds_config, parse_command_line
+from pretrain.config.run_config import RunConfig
+from pretrain.runtime.environment import check_environment
+from pretrain.runtime.signals import StopListener, Stopped
+from pretrain.utils.text import labelled
+
+if TYPE_CHECKING:
+    from pretrain.run.hooks import Hook
+    from pretrain.run.saved import SavedRun
+    from pretrain.run.session import Session
+
+__all__ = ["RunConfig", "UserError", "recipe", "train"]
+
+
+def recipe(name: str | None = None, /, **settings: Any) -> RunConfig:
+    """The settings of a recipe, some of them replaced.
+
+    Args:
+        name: a recipe of pretrain/recipes/, or a YAML file; None: that of the default run.
+        settings: fields of RunConfig, as in a recipe: ``heads="2,4,8,8"``, ``steps=100``; those of a section
+            in a mapping, ``optimizer={"learning_rate": 1e-3}``, which replaces the fields that it names.
+
+    Raises:
+        UserError: no such recipe, an unknown setting, a value that is not valid.
+    """
+    arguments = [] if name is None else ["--config", name]
+    return parse_command_line(arguments, settings).run
+
+
+def train(
+    run: RunConfig, ds_config: str = "zero2", hooks: Iterable[Callable[[Session], Hook]] = ()
+) -> SavedRun:
+    """Train *run* to its last step, or continue it there, and print what the command prints.
+
+    To be called in the main thread, by every rank. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) saves first.
+
+    Args:
+        ds_config: a DeepSpeed configuration: a file, or the name of one in ds_configs/.
+        hooks: called with the session, each gives a Hook (pretrain/run/hooks.py): a class that takes a
+            session will do. They come after those of the settings, and a continued run needs them again.
+
+    Returns:
+        The newest checkpoint, opened for reading: ``.load_model()`` is the network with its weights,
+        ``.tokenizer`` its tokenizer, ``.run_folder`` where everything is.
+
+    Raises:
+        UserError: bad input, a folder that cannot be used, a checkpoint that cannot be written.
+        KeyboardInterrupt: Ctrl-C, after everything is saved.
+        Stopped: another request to stop, after everything is saved.
+    """
+    from pretrain.run.saved import SavedRun
+
+    listener = StopListener()
+    listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
+    try:
+        with listener.at_once():
+            checked = check_run(run, ds_config)
+            from pretrain.run.preflight import check_start
+
+            check_start(run)
+        folder = run.folder
+        again = ["--config", str(folder / "config.yaml"), "--ds_config", str(folder / "ds_config.json")]
+        run_session(run, checked, listener, again, hooks=hooks)
+    except Stopped as stopped:
+        if stopped.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt(stopped.reason) from stopped
+        raise
+    finally:
+        listener.close()
+    return SavedRun.open(folder)
+
+
+def check_run(run: RunConfig, ds_config: str) -> dict[str, Any]:
+    """The ds_config of a run, in which no setting contradicts another. Imports DeepSpeed.
+
+    Raises:
+        UserError: what is set in the environment, the model, the ds_config, or both together.
+    """
+    check_environment()
+    run.build_model_config()  # an unknown preset, or heads that do not divide
+    from pretrain.engine.ds_config_check import read_ds_config
+
+    checked = read_ds_config(find_ds_config(ds_config))
+    from pretrain.engine.ds_config import check_against_run  # imports torch
+
+    check_against_run(checked, run)
+    return checked
+
+
+def run_session(
+    run: RunConfig,
+    ds_config: dict[str, Any],
+    listener: StopListener,
+    arguments: list[str],
+    notes: Iterable[str] = (),
+    hooks: Iterable[Callable[[Session], Hook]] = (),
+) -> None:
+    """Train to the last step of *run*, and print what is done. Collective.
+
+    Args:
+        ds_config: what check_run returned.
+        arguments: of a command that would continue the run.
+        notes: printed before the first step.
+        hooks: see train.
+
+    Raises:
+        UserError: as open_session and Trainer.fit.
+        Stopped: *listener* was asked to stop; what was trained is saved.
+    """
+    with listener.at_once():
+        # DeepSpeed's own calls; nothing a user of this program could change.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+        from pretrain.report import build_metrics, closing, finished_already, opening
+        from pretrain.runtime.control import Control
+        from pretrain.runtime.watchdog import Watchdog
+        from pretrain.session import open_session
+        from pretrain.trainer import Trainer
+
+    with open_session(run, ds_config, listener) as session:
+        world = session.world
+        if session.finished:
+            if world.is_main:
+                world.say(*finished_already(session, arguments))
+            session.store.start_mirror(world.say)  # what its last session did not copy
+            if left := session.store.stop_mirror(wait=True):
+                world.say(labelled("mirror", left))
+            return
+        session.hooks += [make(session) for make in hooks]
+        if world.is_main:
+            world.say(*opening(session), *(labelled("note", note) for note in notes))
+        hang_seconds = 60 * run.interruption.hang_minutes
+        with build_metrics(session) as metrics:
+            with Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog:
+                trainer = Trainer(session, metrics, Control(world, listener, watchdog))
+                trainer.fit()
+            world.say(*closing(trainer, arguments))

@@ -1,0 +1,115 @@
+"""Training from a program of one's own: the settings of recipes, a run with a hook, what is imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import model
+import pretrain
+from model.errors import UserError
+from pretrain.config.command_line import parse_command_line
+from pretrain.library import recipe
+from tests.helpers.training import ROOT, curve, nano_arguments
+
+# Two steps with a hook, then to the end; the model that comes back, on the validation's windows.
+PROGRAM = """
+import json, signal, sys
+import torch
+from pretrain import Hook, HookResult, read_metrics, recipe, train
+from pretrain.data.sequences import ValidationSequences
+
+class Counts(Hook):
+    name = "counts"
+    def __init__(self, session):
+        self.session, self.calls = session, 0
+    def due(self, step):
+        return step % 2 == 0
+    def run(self, engine, state):
+        self.calls += 1
+        return HookResult({"counts/calls": self.calls}, [f"counts   {self.calls}"])
+
+settings = json.loads(sys.argv[1])
+before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+train(recipe("micro", **settings | {"steps": 6}), "zero1", [Counts])
+trained = train(recipe("micro", **settings), "zero1", [Counts])
+assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+network, losses = trained.load_model(), []
+held_out = ValidationSequences(trained.corpora()[0], trained.model.context_length, 10)
+tokens = torch.from_numpy(held_out.batch(0, len(held_out)).astype("int64"))
+loss = network(tokens[:, :-1], tokens[:, 1:]).item()
+print(json.dumps([loss, [row.get("counts/calls") for row in read_metrics(trained.run_folder)]]))
+"""
+
+
+def test_a_recipe_is_that_of_the_command_with_the_same_flags():
+    flags = (
+        "--config 124m --steps 7 --heads 12x12 --optimizer.learning_rate 1e-3 --architecture.qk_norm plain"
+    )
+    asked = recipe(
+        "124m", steps=7, heads="12x12", optimizer={"learning_rate": 1e-3}, architecture={"qk_norm": "plain"}
+    )
+    assert asked == parse_command_line(flags.split()).run
+    assert recipe() == parse_command_line([]).run
+    modern = recipe("modern-micro", architecture={"z_loss": 0.5})  # the recipe's other fields stay
+    assert modern.build_model_config().qk_norm == "weighted" and modern.build_model_config().z_loss == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stesp": 3}, "stesp: unknown key in the settings"),
+        ({"steps": -3}, "steps: -3 is not valid"),
+        ({"optimizer": {"lerning_rate": 1}}, r"optimizer\.lerning_rate: unknown key"),
+        ({"architecture": 3}, "architecture: 3 is not valid"),
+        ({"name": "../x"}, "name: '../x' is not valid"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_refused(settings, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        recipe(**settings)
+    with pytest.raises(UserError, match="no recipe or file 'nope'"):
+        recipe("nope")
+
+
+def test_train_continues_as_the_command_would(small_folder, tmp_path):
+    given = nano_arguments(small_folder, tmp_path)
+    settings = dict(zip([flag.removeprefix("--") for flag in given[::2]], given[1::2], strict=True))
+    del settings["config"]
+    nested: dict = {}
+    for name, value in settings.items():
+        section, _, last = name.rpartition(".")
+        plain = parse_plain(value)
+        (nested.setdefault(section, {}) if section else nested)[last] = plain
+    command = [sys.executable, "-c", PROGRAM, json.dumps(nested)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    loss, calls = json.loads(done.stdout.splitlines()[-1])
+    rows = curve(tmp_path / "nano")
+    assert [row["step"] for row in rows] == [*range(1, 13)]
+    assert loss == pytest.approx(rows[-1]["val_loss"], rel=1e-5)
+    assert calls == [None, 1, None, 2, None, 3] * 2  # each session has a hook of its own
+    again = f"deepspeed --module pretrain.main --config {tmp_path}/nano/config.yaml"
+    assert f"continue  {again} --ds_config {tmp_path}/nano/ds_config.json --steps 24" in done.stdout
+
+
+def parse_plain(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return str(text)
+
+
+def test_public_names_are_imported_when_they_are_used():
+    for package in (pretrain, model):
+        assert {*package.__all__} == {*package._PLACES}
+        assert all(getattr(package, name).__doc__ for name in package.__all__)
+        with pytest.raises(AttributeError, match="has no attribute 'nope'"):
+            _ = package.nope
+    code = (
+        "import sys, model, pretrain as library\nlibrary.recipe()\n"
+        "model.preset('prism-124m').num_parameters()\nsys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
