@@ -47,6 +47,7 @@ WORLDS = {
 def train(world: World, name: str, folder: Path, options: argparse.Namespace) -> Path:
     """Train one step on the world's ranks; the run's folder."""
     values = {
+        "config": "micro",
         "ds_config": f"ds_configs/zero{world.stage}.json",
         "model": options.model,
         "data": options.data,

@@ -20,12 +20,11 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
-from benchmarks.helpers import MAIN_FLAGS, parser_of, say, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.initialization import initialize  # noqa: E402
 from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
-from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import Matrix, matrix_of  # noqa: E402
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups  # noqa: E402
@@ -143,7 +142,7 @@ def slopes(widths: Sequence[int], measured: Sequence[Changes]) -> Changes:
 def run_of(flags: Sequence[str]) -> RunConfig:
     """The settings of a run at a constant rate."""
     constant = "--steps 100 --schedule.kind wsd --schedule.warmup 0 --schedule.decay 0.01"
-    return parse_command_line([*constant.split(), *flags]).run
+    return command_line_of(*constant.split(), *flags).run
 
 
 def main() -> None:

@@ -12,9 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrain.utils.files import write_atomically
+
+if TYPE_CHECKING:
+    from pretrain.config.command_line import CommandLine
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN_FLAGS = "Flags of pretrain/main.py may follow (python pretrain/main.py --help)."
@@ -35,6 +38,16 @@ def parser_of(
     )
     parser.add_argument("--out", metavar="FILE.json", help="write all figures as JSON, too")
     return parser
+
+
+def command_line_of(*flags: str) -> CommandLine:
+    """The command line of pretrain/main.py with *flags*. Without a recipe among them, that of AdamW, which
+    the measurements so far were made with."""
+    # Some programs measure the memory of what they import.
+    from pretrain.config.command_line import parse_command_line
+
+    named = any(flag.split("=")[0] == "--config" for flag in flags)
+    return parse_command_line([*([] if named else ["--config", "micro"]), *flags])
 
 
 def write(out: str | None, figures: Any) -> None:

@@ -23,11 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.helpers import parser_of, run_ranks, write  # noqa: E402
+from benchmarks.helpers import command_line_of, parser_of, run_ranks, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.errors import UserError  # noqa: E402
 from model.presets import preset  # noqa: E402
-from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
 from pretrain.engine.memory.plan import MemoryPlan, memory_plan  # noqa: E402
@@ -92,7 +91,7 @@ class Case:
 
     def predicted(self, device: str) -> MemoryPlan:
         """What pretrain.engine.memory.plan says."""
-        command = parse_command_line(self.arguments)
+        command = command_line_of(*self.arguments)
         ds_config = read_ds_config(command.ds_config)
         ds_config["zero_optimization"] |= self.buckets
         return memory_plan(

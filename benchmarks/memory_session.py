@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.helpers import process_memory  # noqa: E402
+from benchmarks.helpers import command_line_of, process_memory  # noqa: E402
 
 
 def main(case: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,6 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from model.config import ModelConfig
-    from pretrain.config.command_line import parse_command_line
     from pretrain.engine.build import build_engine
     from pretrain.engine.ds_config import merge_ds_config
     from pretrain.engine.ds_config_check import read_ds_config
@@ -43,7 +42,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
 
     prepare_deepspeed()
     warnings.simplefilter("ignore")
-    command = parse_command_line(case["arguments"])
+    command = command_line_of(*case["arguments"])
     run = command.run
     model = ModelConfig.from_json(case["model"])
     world = start_world(case["threads"], False, run.tensor_parallel, run.sequence_parallel)

@@ -22,9 +22,8 @@ from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
 
 settle_waiting_threads()
 
-from benchmarks.helpers import seconds_of  # noqa: E402
+from benchmarks.helpers import command_line_of, seconds_of  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
-from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.data.loader import BatchPrefetcher  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
 from pretrain.engine.patches import prepare_deepspeed  # noqa: E402
@@ -79,8 +78,8 @@ def one_trainer(*flags: str) -> Iterator[OneTrainer]:
     """Build it from *flags* of pretrain/main.py; ZeRO 2 unless they name a ds_config. Its run folder is
     temporary."""
     with tempfile.TemporaryDirectory() as folder:
-        command = parse_command_line(
-            ["--ds_config", ZERO2, *flags, "--runs_dir", folder, "--logging.wandb", "disabled"]
+        command = command_line_of(
+            "--ds_config", ZERO2, *flags, "--runs_dir", folder, "--logging.wandb", "disabled"
         )
         run = command.run
         quiet_deepspeed()

@@ -22,7 +22,7 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
-from benchmarks.helpers import process_memory, wait  # noqa: E402
+from benchmarks.helpers import command_line_of, process_memory, wait  # noqa: E402
 
 Request = dict[str, Any]
 LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIPPING = 3e-4, (0.9, 0.95), 0.1, 1.0
@@ -71,7 +71,6 @@ def train_ours(request: Request) -> None:
     from pretrain.engine.quiet import quiet_deepspeed
 
     quiet_deepspeed()
-    from pretrain.config.command_line import parse_command_line
     from pretrain.report import build_metrics
     from pretrain.run.hooks import Hook, HookResult
     from pretrain.runtime.control import Control
@@ -101,7 +100,7 @@ def train_ours(request: Request) -> None:
             "compile": str(request["compile"]).lower(),
         }
         flags = [f"--{name}={value}" for name, value in values.items()]
-        command = parse_command_line([*flags, *request["flags"]])
+        command = command_line_of(*flags, *request["flags"])
         listener = StopListener()
         with open_session(command.run, read_ds_config(command.ds_config), listener) as session:
             turns = Turns(session.world.device, session.tokens_per_step)

@@ -22,11 +22,10 @@ sys.path[0] = str(ROOT)
 import torch  # noqa: E402
 
 from benchmarks.coordinates import batches, training  # noqa: E402
-from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, write  # noqa: E402
 from model.initialization import initialize  # noqa: E402
 from model.parameters import parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
-from pretrain.config.command_line import parse_command_line  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
 from pretrain.optim.orthogonal import matrix_update  # noqa: E402
@@ -84,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", metavar="FILE.png", default="update_sizes.png")
     options, flags = parser.parse_known_args(arguments)
     constant = "--schedule.kind wsd --schedule.warmup 0 --schedule.decay 0 --optimizer.kind muon"
-    run = parse_command_line([*constant.split(), "--steps", str(options.after), *flags]).run
+    run = command_line_of(*constant.split(), "--steps", str(options.after), *flags).run
     rows = sizes(run, options.after)
     header = ("part", "layer", "heads", "blocks", *(f"{m}, {s}" for m in MEASURES for s in SCALES))
     table: dict[tuple[str, ...], list[str]] = {}

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from model.declared import FromZero, PositiveNumber, declared, from_plain, to_plain
 from model.errors import UserError, closest
-from model.heads import MOST_LAYERS, format_heads, parse_heads
+from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_heads
 
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
@@ -146,14 +146,15 @@ class ModelConfig:
             raise UserError(
                 f"attention_scale_base: missing; {kind} needs the head dim at which it equals 1/sqrt(d_h)"
                 if self.attention_scale_base is None
-                else f"attention_scale_base: {kind} takes none; leave it out"
+                else f"attention_scale_base: {kind} takes none; leave it out, or give null"
             )
         self._check_parametrization()
         if self.rope_scaling is not None and self.positions != "rope":
             raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
         if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
-            raise UserError(f"{name}: is for language models, and this is a classifier; leave it out")
+            off = "0" if name == "z_loss" else "null"
+            raise UserError(f"{name}: is for language models, and this is a classifier; give {off}")
         for name in ("kv_heads", "head_dim", "local_window"):
             schedule = getattr(self, name)
             if schedule is not None and len(schedule) != self.num_layers:
@@ -320,7 +321,7 @@ class ModelConfig:
     def summary(self) -> str:
         """The model in one line: parameters, layers, heads, what else its layers differ in, widths."""
         parts = [f"{self.num_parameters():,} parameters", f"{self.num_layers} layers"]
-        parts.append(f"heads {format_heads(self.heads)}")
+        parts.append(f"heads {format_heads(self.heads)} {draw_heads(self.heads)}")
         if self.classes is not None:
             parts.append(f"{self.classes} classes")
         if self.kv_heads is not None:

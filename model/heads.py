@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from model.errors import UserError, shown
@@ -12,6 +12,7 @@ from model.errors import UserError, shown
 HeadSchedule = tuple[int, ...]
 
 MOST_LAYERS = 10_000
+BARS = "▁▂▃▄▅▆▇█"
 _TERM = re.compile(r"\s*([1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
 
 
@@ -41,6 +42,11 @@ def format_heads(heads: Iterable[int]) -> str:
     """Write a schedule run-length encoded (a run of one is bare): ``parse_heads(format_heads(s)) == s``."""
     runs = [(count, len(list(run))) for count, run in groupby(heads)]
     return ",".join(f"{count}x{length}" if length > 1 else f"{count}" for count, length in runs)
+
+
+def draw_heads(heads: Sequence[int]) -> str:
+    """A schedule as a small drawing, a column a layer, the tallest for the most heads: ▂▄██ for 2,4,8x2."""
+    return "".join(BARS[-(-len(BARS) * count // max(heads)) - 1] for count in heads)
 
 
 def uniform(heads: int, num_layers: int) -> HeadSchedule:

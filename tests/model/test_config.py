@@ -30,7 +30,7 @@ BAD = {
     "local_window: 2 layers given … must have 3 values": {"local_window": (None, 8)},
     "ffn: 'swigul' … swiglu, mlp; did you mean 'swiglu'?": {"ffn": "swigul"},
     "attention_scale_base: missing … needs the head dim": {"attention_scale": "constant"},
-    "attention_scale_base: … takes none; leave it out": {"attention_scale_base": 16},
+    "attention_scale_base: … takes none; leave it out, or give null": {"attention_scale_base": 16},
     "rope_scaling.high_freq_factor: … give a number above low_freq_factor, 4": {
         "rope_scaling": dict.fromkeys(("low_freq_factor", "high_freq_factor", "factor"), 4.0)
         | {"type": "llama3", "original_context_length": 8}
@@ -96,7 +96,7 @@ def test_every_field_refuses_what_is_outside_its_declaration_in_one_line(name):
 def test_summary():
     config = llama(heads="2,4x2", kv_heads="1x3", head_dim="8x3", local_window=(None, 8, 8), classes=3)
     assert config.summary() == (
-        f"{config.num_parameters():,} parameters, 3 layers, heads 2,4x2, 3 classes, KV heads 1x3, "
+        f"{config.num_parameters():,} parameters, 3 layers, heads 2,4x2 ▄██, 3 classes, KV heads 1x3, "
         "head dim 8x3, attention windows all,8,8, d_model 48, context 64"
     )
     assert "KV" not in llama().summary() and "windows" not in llama().summary()

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from model.heads import ascending, descending, format_heads, parse_heads, shuffled, uniform
+from model.heads import ascending, descending, draw_heads, format_heads, parse_heads, shuffled, uniform
 
 SCHEDULES = st.lists(st.integers(1, 200), min_size=1, max_size=40).map(tuple)
 
@@ -31,6 +31,11 @@ def test_parse_refuses_what_is_not_a_schedule(text):
         parse_heads(text)
     message = str(caught.value)
     assert message.startswith("heads: ") and "for example 3x2,6x2" in message and "\n" not in message
+
+
+def test_drawn_by_layer():
+    # Eighths of the most heads, rounded up: nothing is drawn as nothing.
+    assert draw_heads((3, 6, 8, 12)) == "▂▄▆█" and draw_heads((1, 100)) == "▁█" and draw_heads((4, 4)) == "██"
 
 
 def test_builders():

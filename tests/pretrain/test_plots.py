@@ -6,13 +6,14 @@ import re
 from types import SimpleNamespace
 
 import matplotlib
+import numpy as np
 import pytest
 
 from pretrain import report
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import Columns, MetricsFile, encoded
-from pretrain.plots.command import MOST_POINTS, _curve, main
+from pretrain.plots.command import MOST_POINTS, _curve, main, smoothed
 from tests.helpers.refusals import refusal
 
 
@@ -69,6 +70,19 @@ def test_a_long_curve_keeps_its_ends_and_every_spike(tmp_path):
     assert len(tokens) <= MOST_POINTS + 2 and (tokens[0], tokens[-1]) == (2, 2 * steps)
     drawn = dict(zip(tokens.tolist(), losses.tolist(), strict=True))
     assert {2 * n: value for n, value in spikes.items()}.items() <= drawn.items()
+
+
+def test_a_smoothed_curve_is_the_means_of_its_neighbours():
+    steps = np.arange(1, 151)
+    values = np.sin(steps) + 5 / steps
+    values[70] = np.inf
+    tokens, means = smoothed(10 * steps, values)
+    for index in (0, 68, 69, 70, 147):  # 2 % of 150 rows are 3
+        near = values[index : index + 3]
+        assert means[index] == pytest.approx(near[np.isfinite(near)].mean(), rel=1e-12)
+        assert tokens[index] == 10 * steps[index + 1]
+    assert len(means) == 148 and smoothed(steps[:4], values[:4])[1] == pytest.approx(values[:4])
+    assert np.isnan(smoothed(steps[:1], np.array([np.nan]))[1]).all()
 
 
 def checkpoint(folder, step, **changes):

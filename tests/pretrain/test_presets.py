@@ -22,7 +22,7 @@ def test_command_lists_presets_and_ends_with_2_on_a_bad_name():
     lines = result.stdout.splitlines()
     assert len(lines) == 1 + len(preset_names())
     row = next(line for line in lines if line.startswith("prism-124m ")).split()
-    expected = ["prism-124m", "12", "768", "3x2,6x2,8x2,12x6", "256x2,128x2,96x2,64x6"]
+    expected = ["prism-124m", "12", "768", "3x2,6x2,8x2,12x6", "▂▂▄▄▆▆██████", "256x2,128x2,96x2,64x6"]
     assert row == [*expected, "123,551,232", "123,587,328", "854,438,400"]
     result = run("prims-124m")
     assert (result.returncode, result.stdout) == (2, "")

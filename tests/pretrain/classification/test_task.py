@@ -51,6 +51,8 @@ def test_the_data_decides_the_number_of_classes(tmp_path):
 
 
 def test_growth_and_classes_go_together():
-    run = parsed("--growth.criterion", "incrt", "--growth.maximum", "4", "--growth.head_dim", "16")
+    run = parsed(
+        "--config", "micro", "--growth.criterion", "incrt", "--growth.maximum", "4", "--growth.head_dim", "16"
+    )
     start = run.build_model_config(300, classes=5)
     assert start.classes == run.largest_model_config(start).classes == 5

@@ -37,7 +37,7 @@ def test_every_field_is_documented(capsys):
     for field in dataclasses.fields(RunConfig):
         assert (f"--{field.name}" in text) == (field.name != "recipe")  # which --config sets
     assert "Optimizer steps in the whole run." in text
-    assert "They are not the default run's: its recipe, micro" in " ".join(text.split())
+    assert "They are not the default run's: its recipe, modern-micro" in " ".join(text.split())
 
 
 BAD = {

@@ -34,7 +34,17 @@ def rule(**changes):
 def run_with(*rules, model="gpt2-nano", steps=100, **flags):
     more = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     return parse_command_line(
-        ["--model", model, "--steps", str(steps), "--lr_rules", json.dumps(list(rules)), *more]
+        [
+            "--config",
+            "micro",
+            "--model",
+            model,
+            "--steps",
+            str(steps),
+            "--lr_rules",
+            json.dumps(list(rules)),
+            *more,
+        ]
     ).run
 
 

@@ -1,10 +1,12 @@
 """What a run is: the default, the shipped recipes, a YAML round trip, its model."""
 
 import dataclasses
+import json
 
 import pytest
 import yaml
 
+from model.presets import preset
 from pretrain.config.command_line import RECIPES, load_run_config, parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import GroupRates, run_groups
@@ -28,10 +30,26 @@ def test_every_setting_is_in_the_documentation():
             assert any(form in text for form in here), here[0]
 
 
-def test_default_recipe_is_micro():
+def test_default_recipe():
     run = parse()
-    assert run.recipe == "micro" and run.model == "prism-micro" and run.run_name == "micro-prism-micro-s1"
+    assert run == parse("--config", "modern-micro") and run.run_name == "modern-micro-prism-micro-s1"
+    assert run.optimizer.kind == "muon" and run.build_model_config().qk_norm == "weighted"
     assert parse_command_line([]).ds_config == "ds_configs/zero2.json"
+
+
+def test_the_default_recipe_changes_no_model_of_a_file(tmp_path):
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(preset("prism-nano").to_json()))
+
+    def model(*arguments):
+        return parse(*arguments).build_model_config()
+
+    for taken in ([], ["--config", "micro"]):
+        assert model(*taken, "--model", str(file)) == preset("prism-nano")
+    normalised = dataclasses.replace(preset("prism-nano"), qk_norm="plain")
+    assert model("--model", str(file), "--architecture.qk_norm", "plain") == normalised
+    for taken in (["--model", "prism-nano"], ["--config", "modern-micro", "--model", str(file)]):
+        assert model(*taken).qk_norm == "weighted" and model(*taken).z_loss == 1e-4
 
 
 @pytest.mark.parametrize("name", ["124m", "354m", "757m"])

@@ -38,4 +38,4 @@ def test_matched_recipes(size):
 
 def test_a_release_beyond_the_run_is_refused():
     with pytest.raises(UserError, match=r"diagnostics\.release: step 1801 is beyond the run of 1800 steps"):
-        parse("--diagnostics.release", "1801").build_model_config()
+        parse("--config", "micro", "--diagnostics.release", "1801").build_model_config()

@@ -39,7 +39,17 @@ def nano_engine(
 
     prepare_deepspeed()
     deepspeed.init_distributed("gloo")  # stage 3 asks it for the number of ranks before there is an engine
-    given = ["--model", model, "--global_batch_tokens", str(tokens), "--precision", precision, *flags]
+    given = [
+        "--config",
+        "micro",
+        "--model",
+        model,
+        "--global_batch_tokens",
+        str(tokens),
+        "--precision",
+        precision,
+        *flags,
+    ]
     run = parse_command_line(given).run
     config = run.build_model_config(VOCABULARY)
     plan = plan_batch(tokens, micro_batch, config, dist.get_world_size(), 1 << 30, "cpu")

@@ -79,7 +79,8 @@ WIDE = "--architecture.parametrization mup --architecture.base_width 12 --archit
     ],
 )
 def test_rates_of_a_wide_model(flags, group, rate):
-    given = f"--model gpt2-nano --steps 9 --schedule.kind wsd --schedule.warmup 0 --schedule.decay 3 {flags}"
+    given = "--config micro --model gpt2-nano --steps 9 --schedule.kind wsd --schedule.warmup 0"
+    given += f" --schedule.decay 3 {flags}"
     run = parse_command_line(f"{given} {WIDE} --architecture.tie_embeddings false".split()).run
     config = run.build_model_config(300)
     groups = run_groups(run, config)
@@ -95,7 +96,7 @@ def test_rates_of_a_wide_model(flags, group, rate):
 
 def engine_groups(stage):
     given = "--model gpt2-nano --global_batch_tokens 128 --precision fp32 --steps 10 --schedule.warmup 2"
-    run = parse_command_line([*given.split(), "--optimizer.learning_rate", "1e-3"]).run
+    run = parse_command_line(["--config", "micro", *given.split(), "--optimizer.learning_rate", "1e-3"]).run
     config = run.build_model_config(300)
     plan = plan_batch(run.global_batch_tokens, 1, config, torch.distributed.get_world_size(), 1 << 30, "cpu")
     merged = merge_ds_config(read_ds_config(f"ds_configs/zero{stage}.json"), run, plan, False, config)

@@ -27,7 +27,7 @@ RULE = "--lr_rules [{name:\\ slow,parameters:\\ [q,embedding],freeze:\\ true,hol
 
 def parsed(*flags):
     return parse_command_line(
-        ["--model", "prism-nano", *(part for flag in flags for part in flag.split())]
+        ["--config", "micro", "--model", "prism-nano", *(part for flag in flags for part in flag.split())]
     ).run
 
 

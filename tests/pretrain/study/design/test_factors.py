@@ -34,7 +34,7 @@ design:
 def study(text=DESIGN, **design):
     values = yaml.safe_load(text)
     values["design"] |= design
-    return parse_study(yaml.safe_dump(values, sort_keys=False), "it", Path("runs/it"))
+    return parse_study(yaml.safe_dump({"recipe": "micro"} | values, sort_keys=False), "it", Path("runs/it"))
 
 
 def test_every_row_is_a_variant_with_its_levels():
@@ -93,7 +93,7 @@ def test_designs_stand_beside_other_comparisons():
     design = values.pop("design")
     variants = {"baseline": "a", "variants": {"a": {}, "b": {"heads": "4x4"}}}
     values["comparisons"] = {"map": {"design": design}, "pair": variants}
-    found = parse_study(yaml.safe_dump(values, sort_keys=False), "it", Path("runs/it"))
+    found = parse_study(yaml.safe_dump({"recipe": "micro"} | values, sort_keys=False), "it", Path("runs/it"))
     assert [(each.name, len(each.variants)) for each in found.comparisons] == [("map", 16), ("pair", 2)]
 
 

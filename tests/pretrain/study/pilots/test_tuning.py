@@ -37,7 +37,7 @@ contrasts: {"muon − plain": {plus: muon, minus: plain}}
 def study(folder=Path("runs/it"), **changes):
     values = yaml.safe_load(STUDY) | changes
     values = {key: value for key, value in values.items() if value is not None}
-    return parse_study(yaml.safe_dump(values, sort_keys=False), "it", folder)
+    return parse_study(yaml.safe_dump({"recipe": "micro"} | values, sort_keys=False), "it", folder)
 
 
 def test_the_vertex_of_a_parabola_in_the_logarithm():
@@ -118,7 +118,7 @@ def test_comparisons_are_tuned_each_in_its_own(tmp_path):
     variants = {key: values.pop(key) for key in ("variants", "baseline")}
     values |= {"comparisons": {"one": variants, "two": {"baseline": "a", "variants": {"a": None}}}}
     values.pop("contrasts")
-    found = parse_study(yaml.safe_dump(values, sort_keys=False), "it", tmp_path)
+    found = parse_study(yaml.safe_dump({"recipe": "micro"} | values, sort_keys=False), "it", tmp_path)
     assert found.tried["two.a"] == ("optimizer.learning_rate", [1e-3, 2e-3, 4e-3])
     assert found.tried["one.slow"][0] == "muon.learning_rate"
     names = {planned.full_name for planned in pilot_of(found, tmp_path).runs}
@@ -167,7 +167,7 @@ def test_a_value_counts_if_all_its_pilots_are_finished():
 
 def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, monkeypatch):
     path = tmp_path / "it.yaml"
-    path.write_text(STUDY, encoding="utf-8")
+    path.write_text(f"recipe: micro\n{STUDY}", encoding="utf-8")
     folder = tmp_path / "out"
     before = study(folder)
     pilot = pilot_of(before, folder)
