@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, run_command
-from model.heads import format_heads
+from model.heads import draw_heads, format_heads
 from model.parallel_plan import DTYPE_BYTES, ParallelPlan, plan
 from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser
@@ -78,14 +78,17 @@ def run_exchange(arguments: list[str]) -> None:
 
 def preset_table(names: Sequence[str]) -> str:
     """An aligned text table of presets: sizes, schedule, exact parameters, training FLOPs per token."""
-    rows = [["name", "layers", "d_model", "heads", "head dims", "parameters", "padded", "FLOPs/token"]]
+    rows = [
+        ["name", "layers", "d_model", "heads", "by layer", "head dims", "parameters", "padded", "FLOPs/token"]
+    ]
     for name in names:
         config = preset(name)
         head_dims = format_heads(config.layer_head_dim(layer) for layer in range(config.num_layers))
-        shape = (str(config.num_layers), str(config.d_model), format_heads(config.heads), head_dims)
+        drawn = (format_heads(config.heads), draw_heads(config.heads))
+        shape = (str(config.num_layers), str(config.d_model), *drawn, head_dims)
         counts = (config.num_parameters(), config.num_parameters(padded=True), config.flops_per_token())
         rows.append([name, *shape, *(f"{count:,}" for count in counts)])
-    return "\n".join(aligned(rows, left={0, 3, 4}))
+    return "\n".join(aligned(rows, left={0, 3, 4, 5}))
 
 
 def plan_table(found: ParallelPlan) -> str:

@@ -17,11 +17,13 @@ from pretrain.utils.text import labelled, say
 
 MOST_POINTS = 4000
 """Points of a curve that a picture can show: several for each column of its pixels."""
+SMOOTHED = 0.02
+"""Share of a run's steps that a point of its smoothed training loss is the mean of."""
 
 
 def draw_runs(folders: list[Path], out: Path) -> Path:
-    """Draw loss (training faint, validation marked), learning rate and gradient norm over tokens, a colour a
-    run.
+    """Draw loss (training faint and smoothed, validation marked), learning rate and gradient norm over
+    tokens, a colour a run.
 
     Differences between the runs that hinder a comparison are written above the curves. With different
     tokenizers only the validation's bits per byte are drawn, since nats per token do not compare. Classifiers
@@ -56,18 +58,24 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
         for index, (folder, run) in enumerate(zip(folders, runs, strict=True)):
             color = f"C{index}"
             if not tokenizers:
-                loss_axis.plot(*_curve(run, "train_loss"), color=color, alpha=0.35, linewidth=1)
-            loss_axis.plot(*_curve(run, loss), color=color, marker="o", markersize=4, label=folder.name)
+                curve = run.over_tokens("train_loss")
+                loss_axis.plot(*_thinned(*curve), color=color, alpha=0.25, linewidth=1)
+                loss_axis.plot(*_thinned(*smoothed(*curve)), color=color, linewidth=1.2)
+            loss_axis.plot(
+                *_curve(run, loss), color=color, marker="o", markersize=4, linestyle="--", label=folder.name
+            )
             for axis in accuracy_axes:
                 axis.plot(*_curve(run, "val_accuracy"), color=color, marker="o", markersize=4)
             for name in run.names("lr/"):
                 rate_axis.plot(*_curve(run, name), color=color, linewidth=1)
             norm_axis.plot(*_curve(run, "grad_norm"), color=color, linewidth=1)
-        label = f"loss (nats per {'example' if classified else 'token'})\nfaint: training, dots: validation"
+        label = f"loss (nats per {'example' if classified else 'token'})"
+        label += "\nline: training, smoothed; dots: validation"
         loss_axis.set_ylabel("validation loss (bits per byte)" if tokenizers else label)
         for axis in accuracy_axes:
             axis.set(ylabel="accuracy", ylim=(0, 1.02))
         loss_axis.legend()
+        loss_axis.set_title(folders[0].name if len(runs) == 1 else "")
         rate_axis.set_ylabel("learning rate")
         norm_axis.set(ylabel="gradient norm", xlabel="tokens", xlim=(0, None))
         logarithmic(norm_axis)
@@ -83,9 +91,28 @@ def _columns(folder: Path) -> Columns:
 
 
 def _curve(run: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and values of a figure; of more than can be told apart in a picture, the lowest and the highest
-    of each stretch."""
-    tokens, values = run.over_tokens(name)
+    return _thinned(*run.over_tokens(name))
+
+
+def smoothed(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A curve's means over SMOOTHED of its rows, each at their mean number of tokens; values that are not
+    finite are left out."""
+    width = max(1, round(SMOOTHED * len(values)))
+    finite = np.isfinite(values)
+
+    def sums(numbers: np.ndarray) -> np.ndarray:
+        """Over every *width* neighbours."""
+        total = np.concatenate([[0.0], np.cumsum(numbers, dtype=np.float64)])
+        return total[width:] - total[:-width]
+
+    counts = sums(finite)
+    with np.errstate(invalid="ignore"):
+        return sums(tokens) / width, sums(np.where(finite, values, 0)) / counts
+
+
+def _thinned(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and values; of more than can be told apart in a picture, the lowest and the highest of each
+    stretch."""
     if len(values) <= MOST_POINTS:
         return tokens, values
     stretches = np.array_split(np.arange(len(values)), MOST_POINTS // 2)

@@ -1,0 +1,20 @@
+# An image for GPU nodes (docs/cluster.md has the job scripts' CONTAINER=):
+#
+#   docker build -t head-schedules .
+#   docker run --gpus all -v "$PWD/runs:/work/runs" -v "$PWD/data:/work/data" head-schedules \
+#       deepspeed --module pretrain.main --config 124m --data data/fineweb
+#
+# nvcc and g++ are there for DeepSpeed's own kernels, which are compiled at first use. The driver's CUDA must
+# be at least that of torch.
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+RUN apt-get update && \
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        g++ git make pdsh openssh-client python3 python3-dev python3-venv && \
+    rm -rf /var/lib/apt/lists/*
+COPY . /opt/head-schedules
+RUN python3 -m venv /opt/venv && \
+    /opt/venv/bin/pip install --no-cache-dir --constraint /opt/head-schedules/constraints.txt \
+        '/opt/head-schedules[all,s3]'
+ENV PATH=/opt/venv/bin:$PATH
+WORKDIR /work
+CMD ["head-schedules", "--help"]
