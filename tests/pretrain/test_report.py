@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pretrain import report
+from pretrain.config.run_config import RunConfig
 from pretrain.report import continue_command
 from pretrain.run.decisions import Decision
 from pretrain.validation.hook import ValidationHook
@@ -105,3 +106,12 @@ def test_what_is_fused(fused, classes, t, expected):
     made = SimpleNamespace
     decisions, model, world = made(fused=Decision(fused, "")), made(classes=classes), made(tensor_parallel=t)
     assert report._fused(made(decisions=decisions, model=model, world=world)) == expected
+
+
+def test_a_run_of_a_study_is_grouped_by_it(tmp_path):
+    """Its name is the folder's that holds the study's file; other folders of runs group nothing."""
+    run = RunConfig(runs_dir=str(tmp_path / "order"))
+    assert report._study(run) is None
+    (tmp_path / "order").mkdir()
+    (tmp_path / "order/study.yaml").touch()
+    assert report._study(run) == "order"
