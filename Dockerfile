@@ -1,7 +1,7 @@
 # An image for GPU nodes (docs/cluster.md has the job scripts' CONTAINER=):
 #
 #   docker build -t head-schedules .
-#   docker run --gpus all -v "$PWD/runs:/work/runs" -v "$PWD/data:/work/data" head-schedules \
+#   docker run --gpus all -v "$PWD/runs:/models/runs" -v "$PWD/data:/models/data" head-schedules \
 #       deepspeed --module pretrain.main --config 124m --data data/fineweb
 #
 # nvcc and g++ are there for DeepSpeed's own kernels, which are compiled at first use. The driver's CUDA must
@@ -16,5 +16,5 @@ RUN python3 -m venv /opt/venv && \
     /opt/venv/bin/pip install --no-cache-dir --constraint /opt/head-schedules/constraints.txt \
         '/opt/head-schedules[all,s3]'
 ENV PATH=/opt/venv/bin:$PATH
-WORKDIR /work
+WORKDIR /models
 CMD ["head-schedules", "--help"]

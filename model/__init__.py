@@ -5,8 +5,9 @@
 Public names are imported when they are first used, since configurations need no torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from model.public import imported_late
 
 if TYPE_CHECKING:
     from model.config import ModelConfig
@@ -24,10 +25,4 @@ _PLACES = {
     "preset": "model.presets",
     "preset_names": "model.presets",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name not in _PLACES:
-        raise AttributeError(f"module 'model' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+__getattr__ = imported_late(__name__, _PLACES)

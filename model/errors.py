@@ -34,8 +34,10 @@ class UserError(ValueError):
 EXTRAS = {
     "accelerate": "eval",
     "datasets": "data",
+    "gcsfs": "gcs",
     "jinja2": "study",
     "lm_eval": "eval",
+    "s3fs": "s3",
     "statsmodels": "study",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -43,13 +45,15 @@ EXTRAS = {
 """Packages that a bare install lacks, each with the extra of this project that brings it."""
 
 
-def not_installed(error: BaseException | str) -> UserError | None:
-    """What to install, for the import of a package in EXTRAS that failed, or for its name; else None."""
-    name = error if isinstance(error, str) else getattr(error, "name", None) or ""
-    package = name.partition(".")[0]
-    if package not in EXTRAS or not isinstance(error, str | ModuleNotFoundError):
-        return None
+def not_installed(package: str) -> UserError:
+    """What to install to have a package of EXTRAS."""
     return UserError(f"{package}: not installed; pip install 'head-schedules[{EXTRAS[package]}]'")
+
+
+def missing_extra(error: BaseException) -> UserError | None:
+    """What to install, if *error* is the failed import of a package in EXTRAS."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return not_installed(package) if package in EXTRAS else None
 
 
 def run_command(
@@ -66,8 +70,7 @@ def run_command(
 
     Returns:
         The exit code: 0; 2 for bad input, files that cannot be read or written, and packages of EXTRAS that
-        are missing; 130 after Ctrl-C; 141
-        when the reader of the output has closed it (``| head``).
+        are missing; 130 after Ctrl-C; 141 when the reader of the output has closed it (``| head``).
     """
     if arguments is None:
         prepare_process()
@@ -78,7 +81,7 @@ def run_command(
     except UserError as error:
         code, line = 2, f"error: {error}"
     except ModuleNotFoundError as error:
-        if (missing := not_installed(error)) is None:
+        if (missing := missing_extra(error)) is None:
             raise
         code, line = 2, f"error: {missing}"
     except BrokenPipeError:

@@ -3,11 +3,10 @@
 What other programs use is here by name: ``from pretrain import recipe, train``; see pretrain/library.py.
 """
 
-import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from model.errors import UserError
@@ -42,13 +41,6 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: most commands need few of them, and no torch."""
-    if name not in _PLACES:
-        raise AttributeError(f"module 'pretrain' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
-
-
 def _find_own_files() -> None:
     """Let no file of the user's stand in for the package ``model`` beside this one, or for a library.
 
@@ -69,3 +61,7 @@ def _find_own_files() -> None:
 
 
 _find_own_files()
+
+from model.public import imported_late  # noqa: E402
+
+__getattr__ = imported_late(__name__, _PLACES)

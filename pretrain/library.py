@@ -73,7 +73,7 @@ def train(
     listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
     try:
         with listener.at_once():
-            checked = check_run(run, ds_config)
+            checked = check_run(run, find_ds_config(ds_config))
             from pretrain.run.preflight import check_start
 
             check_start(run)
@@ -90,7 +90,7 @@ def train(
 
 
 def check_run(run: RunConfig, ds_config: str) -> dict[str, Any]:
-    """The ds_config of a run, in which no setting contradicts another. Imports DeepSpeed.
+    """The ds_config in a file, in which no setting contradicts another or the run's. Imports DeepSpeed.
 
     Raises:
         UserError: what is set in the environment, the model, the ds_config, or both together.
@@ -99,7 +99,7 @@ def check_run(run: RunConfig, ds_config: str) -> dict[str, Any]:
     run.build_model_config()  # an unknown preset, or heads that do not divide
     from pretrain.engine.ds_config_check import read_ds_config
 
-    checked = read_ds_config(find_ds_config(ds_config))
+    checked = read_ds_config(ds_config)
     from pretrain.engine.ds_config import check_against_run  # imports torch
 
     check_against_run(checked, run)

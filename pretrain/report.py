@@ -179,6 +179,7 @@ def build_metrics(session: Session) -> Metrics:
         )
         peak = per_device * world.size
         world.say(_mfu_line(flops, peak, source))
+    study, variant = _study(run), group_and_seed(run.run_name)[0]
     return Metrics(
         run.folder,
         total_steps=run.steps,
@@ -195,9 +196,9 @@ def build_metrics(session: Session) -> Metrics:
             "model": session.model.to_json(),
             "decisions": session.decisions.to_plain(),
         },
-        group=_study(run) or group_and_seed(run.run_name)[0],
+        group=study or variant,
         tags=[
-            *[group_and_seed(run.run_name)[0]] * bool(_study(run)),
+            *[variant] * bool(study),
             Path(run.model).stem,
             f"zero{session.decisions.settings.stage}",
             session.decisions.dtype.value,

@@ -11,6 +11,7 @@ nothing in the training waits for it. Nothing is deleted in the store.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import threading
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from model.declared import declared, from_plain, to_plain
-from model.errors import UserError, shown
+from model.errors import UserError, not_installed, shown
 from pretrain.checkpoint.finder import STEP, checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
 from pretrain.utils.files import CHUNK_BYTES, atomic_file, atomic_folder, open_regular, write_atomically
@@ -38,8 +39,8 @@ OF_THE_RUN = ("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl"
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
 CLOSE_SECONDS = 600.0
-PROTOCOLS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "file": (None, None)}
-"""By a URL's protocol: the package that opens it, and the extra that brings it."""
+PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "file": "fsspec"}
+"""By a URL's protocol: the package that opens it."""
 
 
 @declared()
@@ -63,14 +64,9 @@ def check_mirror(url: str) -> None:
             f"checkpoint.mirror: {shown(url)} is not valid; give a URL such as s3://bucket/folder, "
             "gs://bucket/folder or file:///folder"
         )
-    package, extra = PROTOCOLS[parts.scheme]
-    if package is not None:
-        try:
-            __import__(package)
-        except ImportError:
-            raise UserError(
-                f"checkpoint.mirror: {package}: not installed; pip install 'head-schedules[{extra}]'"
-            ) from None
+    package = PROTOCOLS[parts.scheme]
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"checkpoint.mirror: {not_installed(package)}")
 
 
 class Store:

@@ -68,7 +68,7 @@ def parse_command_line(arguments: list[str], settings: Mapping[str, Any] | None 
         left_out = [name for name in recipe if name not in known_here]
         recipe = {name: value for name, value in recipe.items() if name not in left_out}
     values = {"recipe": path.stem} | _known(recipe, recipe_name)
-    if given["config"] is None and chosen.get("model", preset_names()[0]) not in preset_names():
+    if given["config"] is None and chosen.get("model") not in (None, *preset_names()):
         # A file or a run's folder says everything about the model: the default recipe only trains it.
         values.pop("architecture", None)
     return CommandLine(

@@ -37,7 +37,7 @@ def check_tasks(tasks: str, include_path: str | None) -> None:
         )
     found = importlib.util.find_spec("lm_eval")
     if found is None:
-        raise not_installed("lm_eval") or AssertionError
+        raise not_installed("lm_eval")
     library = found.submodule_search_locations or []
     known = _names_in(_task_files(f"{library[0]}/tasks") if library else [])
     if include_path is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ MOST_TOKENS = {"cpu": 8192, "cuda": 65536}
 DEFAULT_WRITTEN = 256
 """Tokens that are written where a task does not say, as lm-eval's own models do."""
 
+T = TypeVar("T")
 TokenRequest = tuple[Any, list[int], list[int]]
 Row = tuple[int, list[int], list[int]]
 """One sequence to run: which request it answers, its tokens, and those to score, which follow the last."""
@@ -133,17 +134,26 @@ class ZeroShotModel(TemplateLM):
         # The longest first, as when texts are scored.
         rows = [self._writing(index, *request.args) for index, request in enumerate(requests)]
         rows.sort(key=lambda row: (-len(row.tokens), row.index))
-        copies = self.world.data_parallel
-        mine = rows[self.world.data_rank :: copies]
+        mine = rows[self.world.data_rank :: self.world.data_parallel]
         with torch.no_grad():
             while left := self._anywhere([row for row in mine if not row.done]):
                 self._write(self._fitting(left))
-        written = [(row.index, row.text) for row in mine]
-        if copies > 1:
-            parts: list[Any] = [None] * copies
-            dist.all_gather_object(parts, written, group=self.world.grid.data_group)
-            written = [pair for part in parts for pair in part]
-        return [text for _, text in sorted(written)]
+        return [text for _, text in sorted(self._of_all_copies([(row.index, row.text) for row in mine]))]
+
+    def _of_all_copies(self, results: list[T]) -> list[T]:
+        """The *results* of all copies of the model. Collective."""
+        if self.world.data_parallel == 1:
+            return results
+        parts: list[Any] = [None] * self.world.data_parallel
+        dist.all_gather_object(parts, results, group=self.world.grid.data_group)
+        return [result for part in parts for result in part]
+
+    def _logits(self, rows: Sequence[list[int]]) -> Tensor:
+        """Logits [rows, longest, vocabulary] of tokens, padded on the right: no real token sees it."""
+        tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+        for place, row in enumerate(rows):
+            tokens[place, : len(row)] = torch.tensor(row)
+        return self.logits_of(tokens.to(self.world.device))
 
     def _writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
         """A request as lm-eval's models read it: the context is cut on the left where it leaves no room."""
@@ -171,11 +181,7 @@ class ZeroShotModel(TemplateLM):
 
     def _write(self, rows: list[Writing]) -> None:
         """One token for each row."""
-        tokens = torch.zeros(len(rows), max(len(row.tokens) for row in rows), dtype=torch.int64)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row.tokens)] = torch.tensor(row.tokens)
-        logits = self.logits_of(tokens.to(self.world.device))
-        for row, row_logits in zip(rows, logits, strict=True):
+        for row, row_logits in zip(rows, self._logits([row.tokens for row in rows]), strict=True):
             if not row.done:
                 row.add(self._chosen(row, row_logits[len(row.tokens) - 1].float().cpu()), self.text_tokenizer)
 
@@ -196,11 +202,7 @@ class ZeroShotModel(TemplateLM):
         results = [result for batch in batches[rank::copies] for result in self._score(batch)]
         if 0 < len(batches) % copies <= rank:
             self._score(batches[0])  # the others make one pass more
-        if copies > 1:
-            parts: list[Any] = [None] * copies
-            dist.all_gather_object(parts, results, group=self.world.grid.data_group)
-            results = [result for part in parts for result in part]
-        ordered = sorted(results)
+        ordered = sorted(self._of_all_copies(results))
         assert [index for index, *_ in ordered] == list(range(len(requests)))
         return [(score, greedy) for _, score, greedy in ordered]
 
@@ -222,10 +224,7 @@ class ZeroShotModel(TemplateLM):
     @torch.no_grad()
     def _score(self, batch: list[Row]) -> list[tuple[int, float, bool]]:
         """(request, log-likelihood, greedy) for each row, from one forward pass."""
-        tokens = torch.zeros(len(batch), len(batch[0][1]), dtype=torch.int64)
-        for place, (_, inputs, _) in enumerate(batch):  # padding on the right: no real token sees it
-            tokens[place, : len(inputs)] = torch.tensor(inputs)
-        logits = self.logits_of(tokens.to(self.world.device))
+        logits = self._logits([inputs for _, inputs, _ in batch])
         results = []
         for row_logits, (index, inputs, scored) in zip(logits, batch, strict=True):
             targets = torch.tensor(scored, device=row_logits.device)

@@ -19,7 +19,7 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import UserError, not_installed, shown
+from model.errors import UserError, missing_extra, shown
 
 FAILED = 1
 """Exit code after an error that the user's input did not cause."""
@@ -46,7 +46,7 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
     """
     if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
         error = UserError(f"{shown(str(error.filename or 'a file'), 200, plain=True)}: {error.strerror}")
-    error = not_installed(error) or error
+    error = missing_extra(error) or error
     code = BAD_INPUT if isinstance(error, UserError) else FAILED
     store = _store()
     if store is None:
