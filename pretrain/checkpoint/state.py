@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AfterValidator
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -78,6 +79,28 @@ class WorldRecord:
     """Hashes of the code of all sessions so far."""
 
 
+@dataclass
+class _ValidationRead:
+    data: str | None = None
+
+
+@dataclass
+class _SettingsRead:
+    """The settings of a run that are read without its RunConfig. Others may be those of another version."""
+
+    data: str = ""
+    data_root: str = ""
+    document_mask: bool = False
+    seed: int = 0
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    validation: _ValidationRead = field(default_factory=_ValidationRead)
+
+
+def _readable(settings: dict[str, Any]) -> dict[str, Any]:
+    from_plain(_SettingsRead, settings, section="run")
+    return settings
+
+
 @declared("state", frozen=False)
 class TrainingState:
     """Everything but tensors that a run continues from."""
@@ -96,7 +119,7 @@ class TrainingState:
     """The same, since the last applied update."""
     spikes: Count = 0
     """Updates skipped for a loss or gradient norm out of line; part of skipped."""
-    recent: dict[str, list[float]] = field(default_factory=dict)
+    recent: dict[Literal["losses", "norms"], list[float]] = field(default_factory=dict)
     """Losses and gradient norms that the next one is compared with."""
     pending: list[str] = field(default_factory=list)
     """What was due at this step and not done (validation), because the session was stopped on request."""
@@ -109,7 +132,7 @@ class TrainingState:
     removed."""
     imported: bool = False
     """Whether the weights of step 0 come from another model."""
-    run: dict[str, Any] = field(default_factory=dict)
+    run: Annotated[dict[str, Any], AfterValidator(_readable)] = field(default_factory=dict)
     """The RunConfig, what was asked; empty for a model that was made elsewhere."""
     decided: Decided | None = None
     """What followed from it; None for a model that was made elsewhere."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class SpikeGuard:
         """Why the newest step was skipped as a spike, or None."""
         self._loss: Tensor | None = None
 
-    def recent(self) -> dict[str, list[float]]:
+    def recent(self) -> dict[Literal["losses", "norms"], list[float]]:
         """The arguments of a SpikeGuard that continues from this one's values."""
         return {"losses": list(self.losses), "norms": list(self.norms)} if self.sigmas else {}
 

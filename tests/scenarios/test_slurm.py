@@ -48,7 +48,7 @@ def undisturbed(small_folder, runs, *settings):
 def submit(cluster, small_folder, runs, *more, options=NODES, env=None):
     """sbatch slurm/124m.sh with a model and steps of a few seconds."""
     given = [*options, f"--output={runs}/job-%j.log", "--exclusive", "slurm/124m.sh"]
-    arguments = nano_arguments(small_folder, runs, *STEPS, *more)
+    arguments = nano_arguments(small_folder, runs, "--config 124m", *STEPS, *more)
     return cluster.submit(*given, *arguments, env={**ENVIRONMENT, **(env or {})})
 
 

@@ -39,6 +39,22 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, json.dumps({"step": 3})) == TrainingState(step=3)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"run": {"data": None}}, "run.data: None is not valid; give text"),
+        ({"run": {"seed": "x"}}, "run.seed: 'x' is not valid; give a whole number"),
+        ({"run": {"validation": {"data": 3}}}, "run.validation.data: 3 is not valid"),
+        ({"recent": {"other": []}}, "recent"),
+    ],
+)
+def test_what_is_read_of_settings_is_checked(tmp_path: Path, values: object, message: str) -> None:
+    """A setting of another version is kept; one that is used has its type."""
+    assert message in str(read(tmp_path, json.dumps(values)))
+    kept = read(tmp_path, json.dumps({"run": {"of_another_version": 3}}))
+    assert isinstance(kept, TrainingState) and kept.run == {"of_another_version": 3}
+
+
 @pytest.mark.parametrize("text", ["5", "null", "[]", "{", "[" * 1000, ""])
 def test_no_object(tmp_path: Path, text: str) -> None:
     assert str(read(tmp_path, text)).startswith("checkpoint: ")
