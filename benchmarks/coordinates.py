@@ -172,20 +172,31 @@ def main() -> None:
 
 
 def _draw(path: Path, widths: Sequence[int], measured: dict[str, list[Changes]]) -> None:
-    size = (3 * len(STEPS), 6.0)
+    """A colour for each layer, a line style for each of its activations."""
+    size = (3 * len(STEPS) + 2.0, 6.0)
     with saved_figure(path, "plot", 2, len(STEPS), size=size, dpi=150, sharex=True, sharey=True) as (_, axes):
         for row, kind in zip(axes, PARAMETRIZATIONS, strict=True):
             for place, (axis, step) in enumerate(zip(row, STEPS, strict=True)):
                 for name in measured[kind][0]:
                     values = [changes[name][place] for changes in measured[kind]]
-                    axis.loglog(widths, values, marker=".", label=name)
+                    axis.loglog(widths, values, marker=".", label=name, **_style(name))
                 axis.set_title(f"{kind}, step {step}")
                 axis.set_xticks(widths, [str(width) for width in widths])
                 axis.minorticks_off()
             row[0].set_ylabel("RMS change")
         for axis in axes[-1]:
             axis.set_xlabel("d_model")
-        axes[0][0].legend(fontsize=4, ncols=2, loc="upper left")
+        axes[0][-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)
+
+
+def _style(name: str) -> dict[str, str]:
+    layer, _, part = name.removeprefix("layer ").partition(" ")
+    if not part:
+        return {"color": "black", "linestyle": "-" if name == "logits" else ":"}
+    return {
+        "color": f"C{layer}",
+        "linestyle": {"attention.q": "-", "attention": "--", "ffn": ":"}[part],
+    }
 
 
 if __name__ == "__main__":
