@@ -37,6 +37,7 @@ highlight_language = "none"
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 
 CONTENTS = {
     "Start": ["docs/tutorial", "docs/configuration", "examples/README"],

@@ -29,27 +29,27 @@ Programs that use it are in [examples/](../../examples/README.md).
 ## Training
 
 ```{eval-rst}
-.. autofunction:: pretrain.library.recipe
-.. autofunction:: pretrain.library.train
-.. autoclass:: pretrain.run.hooks.Hook
+.. autofunction:: pretrain.recipe
+.. autofunction:: pretrain.train
+.. autoclass:: pretrain.Hook
    :members:
-.. autoclass:: pretrain.run.hooks.HookResult
+.. autoclass:: pretrain.HookResult
    :members:
-.. autoclass:: pretrain.run.saved.SavedRun
+.. autoclass:: pretrain.SavedRun
    :members: open, load_model, corpora, last_metrics
-.. autofunction:: pretrain.metrics.file.read_metrics
+.. autofunction:: pretrain.read_metrics
 .. autoexception:: model.errors.UserError
 ```
 
 ## The network
 
 ```{eval-rst}
-.. autofunction:: model.presets.preset
-.. autofunction:: model.presets.preset_names
-.. autoclass:: model.transformer.Transformer
+.. autofunction:: model.preset
+.. autofunction:: model.preset_names
+.. autoclass:: model.Transformer
    :members: forward
-.. autofunction:: model.initialization.initialize
-.. autofunction:: model.sampling.generate
+.. autofunction:: model.initialize
+.. autofunction:: model.generate
 .. autofunction:: model.heads.parse_heads
 .. autofunction:: model.heads.format_heads
 ```

@@ -54,12 +54,13 @@ def train(
     To be called in the main thread, by every rank. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) saves first.
 
     Args:
+        run: the settings, from ``recipe`` or RunConfig.
         ds_config: a DeepSpeed configuration: a file, or the name of one in ds_configs/.
         hooks: called with the session, each gives a Hook (pretrain/run/hooks.py): a class that takes a
             session will do. They come after those of the settings, and a continued run needs them again.
 
     Returns:
-        The newest checkpoint, opened for reading: ``.load_model()`` is the network with its weights,
+        The newest checkpoint, opened for reading. ``.load_model()`` is the network with its weights,
         ``.tokenizer`` its tokenizer, ``.run_folder`` where everything is.
 
     Raises:

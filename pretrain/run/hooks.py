@@ -36,7 +36,7 @@ class Hook:
     """
 
     name: str
-    """Short, unique: pending hooks are listed by it in checkpoints."""
+    """Short and unique; checkpoints list pending hooks by it."""
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Act before step ``state.step`` (0-based) is attempted. The figures go into that step's row."""
