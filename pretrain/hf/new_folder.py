@@ -77,8 +77,7 @@ def check_output(out: Path, overwrite: bool) -> None:
                 f"{kept}: it holds {path.name!r}, but no {WRITTEN}, an export's list of its files"
             )
         return
-    listed = read_json(out / WRITTEN, kept)
-    entries: dict[str, Any] = from_plain(dict[str, dict[str, int | str]], listed, f"{kept}: {WRITTEN}")
+    entries = _written(out, kept)
     folders = {parent.as_posix() for name in entries for parent in Path(name).parents}
     for path in out.rglob("*"):
         name = path.relative_to(out).as_posix()
@@ -88,6 +87,21 @@ def check_output(out: Path, overwrite: bool) -> None:
         if name not in entries or not regular or file_entry(path) != entries[name]:
             how = "was changed since the export" if name in entries else "was not written by the export"
             raise UserError(f"{kept}: {name!r} in it {how}; move it elsewhere")
+
+
+def as_written(folder: Path, *names: str) -> bool:
+    """Whether an export wrote these files, and they are unchanged."""
+    try:
+        entries = _written(folder, str(folder))
+        return all(file_entry(folder / name) == entries.get(name) for name in names)
+    except (UserError, OSError):
+        return False
+
+
+def _written(folder: Path, where: str) -> dict[str, Any]:
+    listed = read_json(folder / WRITTEN, where)
+    entries: dict[str, Any] = from_plain(dict[str, dict[str, int | str]], listed, f"{where}: {WRITTEN}")
+    return entries
 
 
 def list_files(folder: Path) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import is_run
-from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.data.tokenizer import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
 from pretrain.hf.formats import ARCHITECTURES, folder_config, folder_shapes
 from pretrain.hf.model_folder import check_folder, check_model, read_weights
-from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
+from pretrain.hf.new_folder import as_written
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.hardware import detect_device
 
@@ -116,8 +116,9 @@ def exported_tokenizer(folder: str | Path, vocab_size: int) -> Tokenizer:
     Raises:
         UserError: there is none, it is damaged or has more entries than the model, *vocab_size*.
     """
-    original = Path(folder) / ORIGINAL_FOLDER
-    tokenizer = load_tokenizer(original if original.is_dir() else Path(folder))
+    root = Path(folder)
+    ours = as_written(root, SENTENCEPIECE_FILE, "tokenizer.json")
+    tokenizer = load_tokenizer(root / SENTENCEPIECE_FILE if ours else root)
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"tokenizer: {tokenizer.name} in {str(folder)!r} has {tokenizer.vocab_size:,} entries, its model "

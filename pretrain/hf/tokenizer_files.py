@@ -10,12 +10,10 @@ from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer
 
-ORIGINAL_FOLDER = "tokenizer"
-"""Subfolder of an export for the run's SentencePiece model, of which tokenizer.json is a translation."""
-
 
 def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json; for importing it again, a SentencePiece model, too.
+    """Write tokenizer.json and tokenizer_config.json; a SentencePiece model, of which tokenizer.json is a
+    translation, too, for importing it again and for llama.cpp's converter.
 
     Raises:
         UserError: a SentencePiece model whose ids no tokenizer.json can give.
@@ -24,12 +22,13 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> Non
         backend = byte_fallback_bpe(tokenizer)
         (out / "tokenizer.json").write_text(backend.to_str(pretty=True), encoding="utf-8")
         end = backend.id_to_token(tokenizer.end_of_document)
-        unknown = backend.model.unk_token
-        tokenizer.save(out / ORIGINAL_FOLDER)
+        tokenizer.save(out)
+        # What llama.cpp would otherwise add to a text.
+        more = {"unk_token": backend.model.unk_token, "add_bos_token": False, "add_prefix_space": False}
     else:
         tokenizer.save(out)
         config = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
-        end, unknown = config["eos_token"], None
+        end, more = config["eos_token"], {}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_length,
@@ -40,7 +39,7 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> Non
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
         "name_or_path": tokenizer.name,
-        **({"unk_token": unknown} if unknown is not None else {}),
+        **more,
     }
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

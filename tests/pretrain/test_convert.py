@@ -56,8 +56,7 @@ def test_the_folder_has_everything(native):
     names = {path.name for path in native.iterdir()}
     settings = {"README.md", "config.json", "generation_config.json"}
     code = {"configuration_head_schedule.py", "modeling_head_schedule.py"}
-    tokenizer = {"tokenizer", "tokenizer.json", "tokenizer_config.json"}
-    assert [path.name for path in (native / "tokenizer").iterdir()] == ["tokenizer.model"]
+    tokenizer = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json"}
     assert names == {"model.safetensors", "export.json"} | settings | code | tokenizer
     card = (native / "README.md").read_text()
     for words in ("pipeline_tag: text-generation", "| heads | [2, 3, 4, 4] |", "| steps | 12 |", "small"):
@@ -127,7 +126,7 @@ def test_gpt2_runs_become_plain_gpt2_and_come_back(small_folder, runs, tmp_path)
     assert "auto_map" not in json.loads((out / "config.json").read_text())
     model = AutoModelForCausalLM.from_pretrained(out)
     model.transformer.save_pretrained(tmp_path / "bare")  # names without a prefix, as in OpenAI's own folder
-    shutil.copytree(out / "tokenizer", tmp_path / "bare" / "tokenizer")
+    shutil.copy(out / "tokenizer.model", tmp_path / "bare")
     for number, folder in enumerate((out, tmp_path / "bare")):
         back = tmp_path / "runs" / f"back{number}"
         assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
@@ -216,7 +215,6 @@ def test_an_imported_run_continues(native, small_folder, tmp_path):
     """
     back, folder = tmp_path / "runs" / "back", tmp_path / "hf"
     shutil.copytree(native, folder)
-    shutil.rmtree(folder / "tokenizer")
     AutoTokenizer.from_pretrained(folder, trust_remote_code=True).save_pretrained(folder)
     assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
     more = ["--model", str(back / "model.json"), "--steps", "2", "--logging.every", "1"]
@@ -414,7 +412,6 @@ def test_folders_that_cannot_come_in(change, words, llama, tmp_path, capsys):
 
 
 def test_a_tokenizer_that_could_not_go_out_again_does_not_come_in(llama, tmp_path, capsys):
-    shutil.rmtree(llama / "tokenizer")
     (llama / "tokenizer.json").unlink()
     (llama / "tokenizer.model").write_bytes(sentencepiece_with_a_prefix())
     assert "changes its text" in failure(capsys, "--from_hf", llama, "--out", tmp_path / "runs" / "back")

@@ -8,7 +8,6 @@ from pretrain.checkpoint.unsharded_folder import write_unsharded
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.hf.open_model import open_model
-from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
@@ -19,10 +18,11 @@ def run_and_export(tmp_path_factory):
     root, ours = tmp_path_factory.mktemp("opened"), network("prism")
     tokenizer = SentencePieceTokenizer.train(iter(["a aa aaa " * 20]), CONFIGS["prism"].vocab_size)
     export = write_folder(ours, root / "export")
-    tokenizer.save(export / ORIGINAL_FOLDER)
+    tokenizer.save(export)
+    tokenizer.save(root / "tokenizer")
     state = TrainingState(step=3, model=CONFIGS["prism"].to_json())
     target = root / "run" / "checkpoints" / "step_000003"
-    write_unsharded(target, state, ours.named_parameters(), export / ORIGINAL_FOLDER)
+    write_unsharded(target, state, ours.named_parameters(), root / "tokenizer")
     return root / "run", export
 
 
@@ -55,6 +55,6 @@ def test_what_cannot_be_opened_is_refused(run_and_export, tmp_path):
     folder = write_folder(network("prism"), tmp_path / "other")
     documents = BuiltinCorpus().documents()
     larger = SentencePieceTokenizer.train((next(documents).text for _ in range(20)), 400)
-    larger.save(folder / ORIGINAL_FOLDER)
+    larger.save(folder)
     with pytest.raises(UserError, match="has 400 entries, its model only 260; put the model's own tokenizer"):
         open_model(str(folder))

@@ -10,7 +10,7 @@ from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
-from pretrain.hf.tokenizer_files import ORIGINAL_FOLDER, check_tokenizer, write_tokenizer
+from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from tests.pretrain.data.test_tokenizer_folders import sentencepiece_with_a_prefix
 
 SPACES = ["", " ", "  ", "   x", "a  b   c    d", "\n", "\n\n\n\n x\n", "\t\tdef f():\r\n", " " * 257]
@@ -70,7 +70,7 @@ def test_special_tokens_and_padding(exported):
     batch = theirs(["def f(x):", "x"], padding=True)
     assert batch["attention_mask"][1][0] == 0 and batch["attention_mask"][1][-1] == 1
     assert len(theirs) == ours.vocab_size
-    assert (folder / ORIGINAL_FOLDER / "tokenizer.model").is_file()
+    assert (folder / "tokenizer.model").is_file()
 
 
 def test_gpt2_tokenizers_are_written_as_they_are(gpt2_folder, tmp_path):
