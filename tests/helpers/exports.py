@@ -22,7 +22,8 @@ from tests.helpers.training import nano_run, session
 def trained(data: Path, runs: Path, name: str, *more: str, ranks: int = 2, stage: int = 3) -> RunConfig:
     """Train twelve steps on real ranks; the run's configuration."""
     run = nano_run(data, runs, "--name", name, *more)
-    assert run_distributed(session, ranks, run, stage, timeout=300)[0][1] is None
+    failure = run_distributed(session, ranks, run, stage, timeout=300)[0][1]
+    assert failure is None, failure
     return run
 
 
