@@ -30,6 +30,10 @@ class UserError(ValueError):
     def __str__(self) -> str:
         return _shortened(printable(super().__str__()), LONGEST_LINE)
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a notebook in place of a traceback."""
+        return [f"error: {self}"]
+
 
 EXTRAS = {
     "accelerate": "eval",

@@ -29,6 +29,11 @@ def test_one_line_and_the_exit_code(capsys, error, code, line):
     assert capsys.readouterr().err.strip() == line
 
 
+def test_a_notebook_shows_the_line():
+    """IPython asks for it by this name."""
+    assert UserError("heads: 5")._render_traceback_() == ["error: heads: 5"]
+
+
 def test_of_several_ranks_the_first_speaks(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
