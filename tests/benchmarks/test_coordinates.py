@@ -25,4 +25,4 @@ def test_activations_change_as_much_at_every_width(flags):
         changes = [changes_of(model_of(width, WIDTHS[0], kind), run) for width in WIDTHS]
         found[kind] = [abs(by_step[-1]) for by_step in slopes(WIDTHS, changes).values()]
     # Between two widths single activations differ by chance; at higher rates they differ more.
-    assert statistics.mean(found["mup"]) < 0.25 < 0.5 < statistics.mean(found["standard"]), found
+    assert statistics.mean(found["mup"]) < 0.15 < 0.5 < statistics.mean(found["standard"]), found
