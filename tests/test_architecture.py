@@ -186,6 +186,7 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
         ("Makefile", "\tpython -m pretrain.lost", "Makefile:1 names pretrain.lost"),
         ("slurm/job.sh", "python -m model.lost", "slurm/job.sh:1 names model.lost"),
         ("model/heads.py", "# as in pretrain.metrics.file.lost", "names pretrain.metrics.file.lost"),
+        ("pretrain/__init__.py", "if True:\n    from pretrain.trainer import lost\n# pretrain.lost", None),
         ("README.md", "pretrain/trainer.py pretrain.metrics.file.build /pretrain/lost.py", None),
     ],
 }

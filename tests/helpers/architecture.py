@@ -312,7 +312,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 def _resolves(root: Path, name: str) -> bool:
-    """Whether a dotted name is a package, a module, or something at the top level of a module."""
+    """Whether a dotted name is a package, a module, or something at the top level of one."""
     parts = name.split(".")
     folder = root
     while parts and (folder / parts[0]).is_dir():
@@ -320,12 +320,15 @@ def _resolves(root: Path, name: str) -> bool:
     file = folder / f"{parts[0]}.py" if parts else folder
     if not parts or (len(parts) == 1 and file.is_file()):
         return True
+    if len(parts) == 1:  # something that a package has imported
+        parts, file = ["__init__", *parts], folder / "__init__.py"
     return file.is_file() and parts[1] in _top_level(file)
 
 
 def _top_level(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in parsed(path.read_text(encoding="utf-8")).body:
+    body = parsed(path.read_text(encoding="utf-8")).body
+    for node in [*body, *(inner for outer in body if isinstance(outer, ast.If) for inner in outer.body)]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
