@@ -14,7 +14,7 @@ from pretrain.metrics.file import encoded
 from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
-from pretrain.study.results import unnamed_line, unnamed_runs
+from pretrain.study.results import some_names, unnamed_line, unnamed_runs
 from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.statistics.ranks import FAR
 from pretrain.study.summaries import POWER, Sample, View
@@ -111,9 +111,9 @@ def opening(view: View) -> dict[str, list[str]]:
         others = ", ".join(name for name in comparison.variants if name != comparison.baseline)
         compared.append(f"{where}{others or 'nothing'} with {comparison.baseline}")
     compared += [f"contrast {contrast.name}: {contrast.formula}" for contrast in study.contrasts]
-    missing = [
-        run.described for each in view.every for seed, run in each.runs.items() if seed not in each.values
-    ]
+    missing = [run for each in view.every for seed, run in each.runs.items() if seed not in each.values]
+    begun = [f"{run.described}." for run in missing if run.state != "missing"]
+    absent = [run.planned.name for run in missing if run.state == "missing"]
     seeds = ", ".join(map(str, study.file.seeds))
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
     runs = [f"{finished} ({len(view.every)} variants, seeds {seeds})."]
@@ -124,7 +124,7 @@ def opening(view: View) -> dict[str, list[str]]:
     return {
         "What is compared": [*compared, f"By {view.described(view.measure)}; {view.better} is better."],
         "Status": runs,
-        "Not finished": [f"{line}." for line in missing],
+        "Not finished": begun + [f"Not begun: {some_names(absent)}."] * bool(absent),
         "Runs that fell behind": behind_say(view),
         "Designs": list(design.said(view)),
         "Caveats": [f"{note}." for note in view.caveats],

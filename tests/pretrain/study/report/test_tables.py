@@ -79,9 +79,9 @@ def test_missing_runs_are_shown_and_never_filled_in(tmp_path):
     assert [found for found in results if found.state != "missing"] == list(left.values())  # as planted
     found = view_of(three(tmp_path), results)
     assert opening(found)["Not finished"] == [
-        "uniform-s3: missing at step 0 of 80.",
         "rising-s2: unfinished at step 60 of 80.",
         "falling-s1: failed at step 40 of 80 (error: disk is full).",
+        "Not begun: uniform-s3.",
     ]
     rows, runs = rows_of(found), rows_of(found, "runs")
     assert rows["rising"]["runs"] == "2 of 3" and rows["rising"][SPREAD].startswith("3.4600")
