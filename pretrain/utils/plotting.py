@@ -92,3 +92,13 @@ def logarithmic(axes: Any) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.4)))
+
+
+def logarithmic_x(axes: Any) -> None:
+    """Make the x axis logarithmic, with ticks at 1, 2 and 5 times powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -15,7 +15,7 @@ from pretrain.study.report.figures import Curves, by_place, distance_differences
 from pretrain.study.results import RunResult
 from pretrain.study.statistics.paired import mean_of, sd_of
 from pretrain.study.summaries import Summary, View
-from pretrain.utils.plotting import count_axis, saved_figure, whole_numbers
+from pretrain.utils.plotting import count_axis, logarithmic_x, saved_figure, whole_numbers
 
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "d", ">")
@@ -246,7 +246,7 @@ def _draw_tuned(view: View, path: Path, value: str) -> bool:
                 shown.setdefault(name, []).append((summary, tuned))
     if not shown:
         return False
-    with panel_axes(path, list(shown), min(3, len(shown)), height=3.6) as axes:
+    with panel_axes(path, list(shown), min(3, len(shown)), height=3.6, sharey=True) as axes:
         for axis, variants in zip(axes, shown.values(), strict=True):
             for summary, tuned in variants:
                 style = _style(view, summary)
@@ -254,7 +254,7 @@ def _draw_tuned(view: View, path: Path, value: str) -> bool:
                 axis.plot(*zip(*points, strict=True), label=summary.variant, **style)
                 axis.axvline(tuned.value, color=style["color"], linestyle=":", linewidth=0.8)
             if all(tried > 0 for _, tuned in variants for tried, _ in tuned.tried):
-                axis.set_xscale("log")
+                logarithmic_x(axis)
             axis.set(xlabel=" or ".join(dict.fromkeys(tuned.field for _, tuned in variants)), ylabel=value)
     return True
 
