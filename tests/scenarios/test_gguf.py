@@ -55,7 +55,12 @@ class LlamaCpp:
     def next_token(self, prompt: str | Sequence[int], vocabulary: int) -> tuple[int, torch.Tensor]:
         """Tokens that the prompt has become, and logarithms of the next one's probabilities, by id."""
         asked: dict[str, Any] = {"prompt": prompt, "n_predict": 1, "n_probs": vocabulary, "samplers": []}
-        answer = self.server.handle_completions({**asked, "temperature": 1.0, "cache_prompt": False})
+        asked["temperature"] = 1.0
+        answer: dict[str, Any] = {}
+        for seed in range(20):  # an answer that is the end of the text has no probabilities
+            answer = self.server.handle_completions({**asked, "seed": seed, "cache_prompt": False})
+            if answer["choices"][0]["logprobs"]:
+                break
         candidates = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         assert len(candidates) == vocabulary
         result = torch.full((vocabulary,), torch.nan, dtype=torch.float64)
