@@ -55,10 +55,10 @@ class LlamaCpp:
     def next_token(self, prompt: str | Sequence[int], vocabulary: int) -> tuple[int, torch.Tensor]:
         """Tokens that the prompt has become, and logarithms of the next one's probabilities, by id."""
         asked: dict[str, Any] = {"prompt": prompt, "n_predict": 1, "n_probs": vocabulary, "samplers": []}
-        asked["temperature"] = 1.0
+        asked |= {"temperature": 1.0, "cache_prompt": False}
         answer: dict[str, Any] = {}
         for seed in range(20):  # an answer that is the end of the text has no probabilities
-            answer = self.server.handle_completions({**asked, "seed": seed, "cache_prompt": False})
+            answer = self.server.handle_completions(asked | {"seed": seed})
             if answer["choices"][0]["logprobs"]:
                 break
         candidates = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
@@ -101,16 +101,13 @@ def test_llama(heads: str, small_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not GPT2_FOLDER.is_dir(), reason="needs GPT-2's vocabulary: the converter knows its merges"
 )
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
-def test_byte_level_vocabularies(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "model", ["--model gpt2-nano", "--heads 4x4 --architecture.qk_norm weighted"], ids=["gpt2", "qwen3"]
+)
+def test_byte_level_vocabularies(model: str, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "hf"
     texts = ["--text", *map(str, small_paths()[:12])]
     assert prepare.main([*texts, "--tokenizer", str(GPT2_FOLDER), "--out", str(data)]) == 0
-    model = (
-        ["--model", "gpt2-nano"]
-        if kind == "gpt2"
-        else ["--heads", "4x4", "--architecture.qk_norm", "weighted"]
-    )
-    run = trained(data, tmp_path / "runs", kind, *model, *FAR, ranks=1, stage=1)
+    run = trained(data, tmp_path / "runs", "bytes", model, *FAR, ranks=1, stage=1)
     assert convert.main([str(run.folder), "--out", str(out)]) == 0
     check(out, tmp_path)

@@ -17,7 +17,7 @@ import time
 import pytest
 
 from pretrain.checkpoint.manifest import verify
-from pretrain.checkpoint.mirror import restore_lost
+from pretrain.checkpoint.mirror import CLOSE_SECONDS, restore_lost
 from tests.helpers.faulty_proxy import FaultyProxy
 from tests.helpers.launch import free_port, launch, start
 from tests.helpers.training import curve, nano_arguments
@@ -88,7 +88,7 @@ def test_a_run_survives_what_happens_to_it_and_to_the_store(small_folder, tmp_pa
                 proxy.mode = "works"
                 time.sleep(generator.uniform(0, 2))
             running.kill(0, signal.SIGTERM if fault == "SIGTERM" else signal.SIGKILL)
-            running.wait(600)  # a run that has reached its end copies what is left, through a slow store too
+            running.wait(CLOSE_SECONDS)  # at its end a run copies what is left, through a slow store too
         if fault == "lost folder":
             shutil.rmtree(folder, ignore_errors=True)
             proxy.mode = "works"  # else the run refuses to begin anew, which another test shows

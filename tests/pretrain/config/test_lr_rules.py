@@ -256,18 +256,8 @@ def test_the_commands_flag_draws_and_stops(tmp_path):
         command = [sys.executable, ROOT / "pretrain" / "main.py", "--runs_dir", tmp_path / "runs", *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    drawn = main(
-        "--config",
-        "micro",
-        "--model",
-        "gpt2-270m",
-        "--lr_rules",
-        "[upper_qk]",
-        "--steps",
-        "1000",
-        "--plot_lr",
-        "lr.png",
-    )
+    settings = "--config micro --model gpt2-270m --lr_rules [upper_qk] --steps 1000 --plot_lr lr.png"
+    drawn = main(*settings.split())
     assert drawn.returncode == 0, drawn.stderr
     # 20 matrices of 960 x 960; 4 % and 1 % of 1,000 steps
     assert "upper_qk/decay   18,432,000       20" in drawn.stdout and "step 40, ramp 10" in drawn.stdout
