@@ -4,6 +4,7 @@ prepare_process, which makes a program independent of its environment."""
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import io
 import locale
 import os
@@ -52,6 +53,16 @@ EXTRAS = {
 def not_installed(package: str) -> UserError:
     """What to install to have a package of EXTRAS."""
     return UserError(f"{package}: not installed; pip install 'head-schedules[{EXTRAS[package]}]'")
+
+
+def check_installed(package: str, setting: str) -> None:
+    """Refuse a setting that needs a package of EXTRAS.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"{setting}: {not_installed(package)}, or leave it out")
 
 
 def missing_extra(error: BaseException) -> UserError | None:

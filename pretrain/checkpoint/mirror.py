@@ -11,7 +11,6 @@ nothing in the training waits for it. Nothing is deleted in the store.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import threading
@@ -26,7 +25,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from model.declared import declared, from_plain, to_plain
-from model.errors import UserError, not_installed, shown
+from model.errors import UserError, check_installed, shown
 from pretrain.checkpoint.finder import STEP, checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
 from pretrain.utils.files import CHUNK_BYTES, atomic_file, atomic_folder, open_regular, write_atomically
@@ -64,9 +63,7 @@ def check_mirror(url: str) -> None:
             f"checkpoint.mirror: {shown(url)} is not valid; give a URL such as s3://bucket/folder, "
             "gs://bucket/folder or file:///folder"
         )
-    package = PROTOCOLS[parts.scheme]
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"checkpoint.mirror: {not_installed(package)}")
+    check_installed(PROTOCOLS[parts.scheme], "checkpoint.mirror")
 
 
 class Store:

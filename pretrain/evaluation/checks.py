@@ -35,15 +35,23 @@ def check_tasks(tasks: str, include_path: str | None) -> None:
         raise UserError(
             f"include_path: {shown(include_path)} is not a folder; give one that holds task YAMLs"
         )
-    found = importlib.util.find_spec("lm_eval")
-    if found is None:
-        raise not_installed("lm_eval")
-    library = found.submodule_search_locations or []
-    known = _names_in(_task_files(f"{library[0]}/tasks") if library else [])
+    known = _names_in(_task_files(f"{library_folder()}/tasks"))
     if include_path is not None:
         known |= _names_in(_task_files(include_path), "include_path")
     files = [name for name in resolve_tasks(tasks.split(","), known) if name.endswith(SUFFIXES)]
     _names_in(files, "tasks")
+
+
+def library_folder() -> str:
+    """lm-eval's folder.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    found = importlib.util.find_spec("lm_eval")
+    if found is None or not found.submodule_search_locations:
+        raise not_installed("lm_eval")
+    return found.submodule_search_locations[0]
 
 
 def resolve_tasks(names: Sequence[str], known: Collection[str]) -> list[str]:

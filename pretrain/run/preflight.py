@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 from pathlib import Path
 
-from model.errors import UserError, closest, not_installed
+from model.errors import UserError, check_installed, closest
 from model.process_grid import check_world
 from pretrain.checkpoint.mirror import check_mirror
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
+from pretrain.extensions import extensions
 from pretrain.runtime.environment import check_threads, read_environment
 from pretrain.utils.variables import check_variables
 
@@ -23,16 +23,17 @@ def check_start(run: RunConfig) -> None:
 
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
-            validate on, a data_root that cannot be written, a batch that the ranks cannot share.
+            validate on, a data_root that cannot be written, a batch that the ranks cannot share, what an
+            extension refuses.
     """
     launch = read_environment()
     check_threads(run.threads)
     if run.logging.wandb != "disabled":
         check_variables("wandb")
     if run.logging.wandb in ("online", "offline"):
-        _check_installed("wandb", "logging.wandb")
+        check_installed("wandb", "logging.wandb")
     if run.logging.tensorboard:
-        _check_installed("tensorboard", "logging.tensorboard")
+        check_installed("tensorboard", "logging.tensorboard")
     if run.checkpoint.mirror is not None:
         check_mirror(run.checkpoint.mirror)
     if run.data == "builtin":
@@ -49,11 +50,8 @@ def check_start(run: RunConfig) -> None:
         run.build_model_config().context_length,
         launch.size // run.tensor_parallel,
     )
-
-
-def _check_installed(package: str, setting: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"{setting}: {not_installed(package)}, or leave it out")
+    for extension in extensions():
+        extension.check(run)
 
 
 def check_settings(run: RunConfig) -> None:

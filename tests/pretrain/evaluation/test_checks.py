@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
+from pretrain.config.run_config import RunConfig
 from pretrain.evaluation import checks
+from pretrain.evaluation.settings import EvaluationConfig
+from pretrain.run.preflight import check_start
 
 pytest.importorskip("lm_eval")
 
@@ -37,3 +40,23 @@ def test_a_data_set_of_gigabytes_is_refused_unread(tmp_path):
     os.truncate(path, 1 << 34)  # sparse
     with pytest.raises(UserError, match=r"data_dir: '.*validation.jsonl' has 17,179,869,184 bytes"):
         read_data_set(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"tasks": "piqa,nope"}, "evaluation.tasks: 'nope' is unknown"),
+        ({"tasks": "pica"}, "evaluation.tasks: 'pica' is unknown; did you mean 'piqa'?"),
+        ({"include_path": "/nowhere"}, "evaluation.include_path: '/nowhere' is not a folder"),
+        ({"data_dir": "/nowhere"}, "evaluation.data_dir: '/nowhere' is not a folder"),
+    ],
+)
+def test_a_run_refuses_tasks_before_data_is_made(tmp_path, settings, line):
+    run = RunConfig(data=str(tmp_path), evaluation=EvaluationConfig(every=5, **{"tasks": "piqa"} | settings))
+    with pytest.raises(UserError) as refused:
+        check_start(run)
+    assert str(refused.value).startswith(line)
+
+
+def test_what_no_run_evaluates_is_not_looked_at(tmp_path):
+    check_start(RunConfig(data=str(tmp_path), evaluation=EvaluationConfig(every=0, tasks="nope")))

@@ -9,7 +9,6 @@ import pytest
 
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.tensorboard import FOLDER, TensorBoardLogger
-from pretrain.run import preflight
 from pretrain.run.preflight import check_start
 from tests.helpers.refusals import refused
 from tests.helpers.training import nano_run
@@ -67,6 +66,6 @@ def test_without_the_library_a_run_is_refused(
     small_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = nano_run(small_folder, tmp_path, "--logging.tensorboard true")
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with refused("tensorboard: not installed; pip install 'head-schedules[tensorboard]', or leave it out"):
         check_start(run)
