@@ -142,7 +142,7 @@ def run_session(
             if world.is_main:
                 world.say(*finished_already(session, arguments))
             session.store.start_mirror(world.say)  # what its last session did not copy
-            if left := session.store.stop_mirror(wait=True):
+            if left := session.store.stop_mirror(lambda: listener.reason is not None):
                 world.say(labelled("mirror", left))
             return
         session.hooks += [make(session) for make in hooks]

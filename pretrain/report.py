@@ -131,9 +131,11 @@ def launcher_command() -> list[str]:
 
 
 def continue_command(arguments: list[str], steps: int) -> str:
-    """The command that continues the run to *steps*, quoted for a shell: of a flag given twice, the last
-    counts."""
-    given = [argument for argument in arguments if not argument.startswith("--local_rank")]
+    """The command that continues the run to *steps* in place of the steps given, quoted for a shell."""
+    given = [argument for argument in arguments if not argument.startswith(("--local_rank", "--steps="))]
+    while "--steps" in given:
+        at = given.index("--steps")
+        del given[at : at + 2]
     return shlex.join([*launcher_command(), *given, "--steps", str(steps)])
 
 

@@ -102,7 +102,7 @@ class Trainer:
             control.heartbeat("finishing the last checkpoint")
             self._finish_checkpoint()
             control.heartbeat("copying the last checkpoints to the mirror")
-            if left := self.store.stop_mirror(wait=stop is None):
+            if left := self.store.stop_mirror(lambda: stop is not None or control.asked()):
                 self.metrics.message(labelled("mirror", left))
             if stop:
                 raise stop

@@ -172,12 +172,18 @@ class Mirror:
         """Whether a checkpoint's copy was verified."""
         return folder.name in self._safe
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> str | None:
-        """Wait until everything is copied, while the store works, at most so long; a line on what is not."""
+    def close(
+        self, seconds: float = CLOSE_SECONDS, give_up: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        """Wait until everything is copied, while the store works, at most so long; a line on what is not.
+
+        Args:
+            give_up: asked every half a second whether to wait no longer.
+        """
         ends = time.monotonic() + seconds
         with self._changed:
-            while self._waiting and not self._failing and (left := ends - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while self._waiting and not self._failing and time.monotonic() < ends and not give_up():
+                self._changed.wait(0.5)
             self._closing = True
             self._changed.notify_all()
             waiting = [*self._waiting]

@@ -97,12 +97,13 @@ class CheckpointStore:
         if self.config.mirror is not None and self.world.is_main:
             self._mirror = Mirror(self.config.mirror, self.run_folder, report)
 
-    def stop_mirror(self, wait: bool) -> str | None:
-        """End copying; with *wait* when everything is copied, or the store fails. A line on what is not."""
+    def stop_mirror(self, asked: Callable[[], bool]) -> str | None:
+        """End copying: when everything is copied, the store fails, or the run is asked to stop. A line on
+        what is not copied."""
         if self._mirror is None:
             return None
         mirror, self._mirror = self._mirror, None
-        return mirror.close() if wait else mirror.close(0)
+        return mirror.close(give_up=asked)
 
     def begin(
         self,

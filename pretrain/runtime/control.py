@@ -41,6 +41,10 @@ class Control:
         self._sent: torch.Tensor | None = None  # on the CPU, even when training runs on a GPU
         self._work: Any = None
 
+    def asked(self) -> bool:
+        """Whether this rank was asked to stop; the others need not know yet."""
+        return self.listener is not None and self.listener.reason is not None
+
     def heartbeat(self, doing: str) -> None:
         """Send the watchdog a heartbeat; *doing* is what comes next."""
         if self.watchdog is not None:

@@ -32,10 +32,12 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
         monkeypatch.delenv(name, raising=False)
     for variable in environment.split():
         monkeypatch.setenv(*variable.split("=", 1))
-    given = ["--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES, "--steps=12"]
+    given = ["--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES]
     module = [] if launcher.endswith("-m") else ["--module"]
-    expected = [*launcher.split(), *module, "pretrain.main", *given, "--steps", "24"]
-    assert shlex.split(continue_command([*given, "--local_rank=0"], 24)) == expected
+    expected = [*launcher.split(), *module, "pretrain.main", "--seed", "3", *given, "--steps", "24"]
+    for steps in ([], ["--steps=12"], ["--steps", "12"]):
+        command = continue_command(["--seed", "3", *steps, *given, "--local_rank=0"], 24)
+        assert shlex.split(command) == expected
 
 
 def test_commands_for_the_next_steps_are_quoted():

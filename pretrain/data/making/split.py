@@ -49,7 +49,6 @@ class Split:
             lowest, highest = min(lowest, number), max(highest, number)
         if lowest >= highest:
             raise UserError(
-                "corpus: no document is different from another; "
-                "needed: at least two different documents, one of them for validation"
+                "corpus: give at least two different documents, since one is held out for validation"
             )
         return cls(min(max(int(fraction * 2**64), lowest + 1), highest))

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import threading
 import time
 
 import pytest
@@ -140,6 +141,24 @@ def test_a_store_that_stays_away_is_said_once_and_waited_for_by_nobody(run, url)
     assert time.monotonic() - began < 5
     assert left == f"step_000003 not copied to {url}; the next session of the run does it"
     assert len(said) == 1 and f"{url} cannot be written (nobody answers" in said[0] and "\n" not in said[0]
+
+
+def test_a_slow_store_is_waited_for_until_the_run_is_asked_to_stop(run, url):
+    begun, released = threading.Event(), threading.Event()
+
+    class Slow(Store):
+        def put(self, local, name):
+            begun.set()
+            released.wait(60)
+            return super().put(local, name)
+
+    mirror = Mirror(url, run, print, SOON, Slow)
+    mirror.add(write_checkpoint(run, 3))
+    assert begun.wait(60)
+    asked = iter([False, False, True])
+    left = mirror.close(60, lambda: next(asked))
+    released.set()
+    assert left == f"step_000003 not copied to {url}; the next session of the run does it"
 
 
 def test_one_that_is_deleted_meanwhile_is_passed_over(run, url, tmp_path):
