@@ -171,7 +171,7 @@ def _run(study: Study, folder: Path, options: argparse.Namespace) -> int:
     if options.slurm:
         lines = sbatch_commands(study, folder, todo, options.parallel, options.sbatch)
         with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
-            check_runs(_as_jobs_read_it(study, folder))
+            _check_for_jobs(study, folder)
     else:
         shares = slots(options.parallel or 1, _devices(), available_cores())
         check_runs(study)
@@ -278,10 +278,10 @@ def _untried(pilot: Study) -> list[PlannedRun]:
     return [run for run in pilot.runs if run_state(pilot, run, run.out)[0] in ("missing", "unfinished")]
 
 
-def _as_jobs_read_it(study: Study, folder: Path) -> Study:
-    """The study as read in the working directory, that of a job."""
+def _check_for_jobs(study: Study, folder: Path) -> None:
+    """Refuse a study whose files are not found from the working directory, that of a job."""
     try:
-        return parse_study(study.text, study.name, folder)
+        check_runs(parse_study(study.text, study.name, folder))
     except UserError as error:
         raise UserError(f"{error} (jobs look for it from {Path.cwd()}; give an absolute path)") from None
 
