@@ -6,6 +6,7 @@ A study file's ``design`` stands in place of its variants. See docs/studies.md.
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -123,7 +124,9 @@ def read_design(file: DesignFile, heads: Sequence[int]) -> tuple[Design, dict[st
         array = orthogonal_array(counts, file.runs, 3 if file.kind == "fractional" else 2)
     rows: dict[str, tuple[int, ...]] = {}
     settings: dict[str, Settings] = {}
-    for row in array.tolist():
+    # In a random order what changes with time, such as the machine's load, falls on no level more than on
+    # others, and a part of the runs can be analysed.
+    for row in random.Random(0).sample(array.tolist(), len(array)):
         name = "-".join(factor.levels[level] for factor, level in zip(factors, row, strict=True))
         if not is_folder_name(name) or name in rows:
             refuse(

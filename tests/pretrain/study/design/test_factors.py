@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -131,8 +132,18 @@ def test_bad_designs_are_one_line(design, said):
 
 
 def test_a_bad_setting_of_a_level_names_the_variant():
-    with refused("variant 3-2: heads"):
+    with refused("variant 3-4: heads"):
         study(kind="full", runs=4, factors={"layer_0": [3, 4], "layer_1": [2, 4]}, contrasts={}, predict={})
+
+
+def test_combinations_come_in_a_random_order_that_is_always_the_same():
+    factors = {f"layer_{layer}": [2, 4, 8, 16] for layer in range(4)}
+    changes = {"kind": "full", "runs": 256, "factors": factors, "contrasts": {}, "predict": {}}
+    first, again = ([*study(**changes).comparisons[0].variants] for _ in range(2))
+    assert first == again != sorted(first) and len(set(first)) == 256
+    for place in range(4):
+        counts = Counter(name.split("-")[place] for name in first[:64])
+        assert set(counts) == {"2", "4", "8", "16"} and min(counts.values()) > 6
 
 
 def test_variants_and_a_design_are_refused_together():
