@@ -160,7 +160,7 @@ def _draw_effects(analysed: dict[str, Effects], path: Path, value: str) -> bool:
     if not shown:
         return False
     titles = [": ".join(filter(None, (name, factor.name))) for name, _, factor in shown]
-    with panel_axes(path, titles, columns=min(4, len(shown)), sharey=True) as axes:
+    with panel_axes(path, titles, columns=5, width=3.4, sharey=True) as axes:
         for axis, (_, effects, factor) in zip(axes, shown, strict=True):
             of_factor = [each for each in effects.levels if each.factor == factor.name]
             axis.axhline(0, color="gray", linewidth=0.8)
@@ -196,7 +196,7 @@ def _draw_interactions(analysed: dict[str, Effects], path: Path, value: str) -> 
     if not shown:
         return False
     titles = [": ".join(filter(None, (name, effects.called(pair)))) for name, effects, pair in shown]
-    with panel_axes(path, titles, columns=min(3, len(shown)), legend=False) as axes:
+    with panel_axes(path, titles, columns=3, legend=False) as axes:
         for axis, (_, effects, (one, other)) in zip(axes, shown, strict=True):
             means = effects.interactions[one, other]
             factors = effects.design.factors
@@ -213,7 +213,7 @@ def _draw_predicted(analysed: dict[str, Effects], path: Path, value: str) -> boo
     """What the additive model predicts for each combination against the mean of its runs."""
     if not analysed:
         return False
-    with panel_axes(path, list(analysed), columns=min(3, len(analysed)), legend=False) as axes:
+    with panel_axes(path, list(analysed), columns=3, legend=False) as axes:
         for axis, effects in zip(axes, analysed.values(), strict=True):
             points = list(effects.fitted.values())
             axis.plot(*zip(*points, strict=True), "o", markerfacecolor="none", alpha=0.7)

@@ -261,16 +261,24 @@ def _draw_tuned(view: View, path: Path, value: str) -> bool:
 
 @contextmanager
 def panel_axes(
-    path: Path, titles: Sequence[str], columns: int, height: float = 3.1, legend: bool = True, **subplots: Any
+    path: Path,
+    titles: Sequence[str],
+    columns: int,
+    height: float = 3.1,
+    width: float = 4.6,
+    legend: bool = True,
+    **subplots: Any,
 ) -> Iterator[list[Any]]:
-    """Axes with these titles in so many columns, and one legend below, each name once.
+    """Axes with these titles in rows of one length, and one legend below, each name once.
 
     Args:
-        height: of a panel, in inches.
+        columns: at most so many.
+        height: of a panel, in inches; *width*, too.
         subplots: further arguments of matplotlib's subplots.
     """
     rows = math.ceil(len(titles) / columns)
-    size = (max(8.0, 4.6 * columns), 0.9 + height * rows)
+    columns = math.ceil(len(titles) / rows)
+    size = (max(8.0, width * columns), 0.9 + height * rows)
     with saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **subplots) as (
         figure,
         axes,
