@@ -66,7 +66,7 @@ CONTENTS = {
         "docs/architecture",
         "docs/decisions",
     ],
-    "Results": ["docs/experiments", "docs/log/README"],
+    "Results": ["docs/results", "docs/log/README"],
     "Project": ["docs/README", "CONTRIBUTING", "CHANGELOG", "benchmarks/tokenization"],
 }
 
