@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import importlib.util
 import os
@@ -35,23 +36,25 @@ def check_tasks(tasks: str, include_path: str | None) -> None:
         raise UserError(
             f"include_path: {shown(include_path)} is not a folder; give one that holds task YAMLs"
         )
-    known = _names_in(_task_files(f"{library_folder()}/tasks"))
+    known = library_names()
     if include_path is not None:
         known |= _names_in(_task_files(include_path), "include_path")
     files = [name for name in resolve_tasks(tasks.split(","), known) if name.endswith(SUFFIXES)]
     _names_in(files, "tasks")
 
 
-def library_folder() -> str:
-    """lm-eval's folder.
+@functools.cache  # some 15,000 files; a study asks for every variant
+def library_names() -> frozenset[str]:
+    """Names that lm-eval's own task files may define.
 
     Raises:
         UserError: it is not installed.
     """
     found = importlib.util.find_spec("lm_eval")
-    if found is None or not found.submodule_search_locations:
+    if found is None:
         raise not_installed("lm_eval")
-    return found.submodule_search_locations[0]
+    folders = found.submodule_search_locations or []
+    return frozenset(_names_in(_task_files(f"{folders[0]}/tasks") if folders else []))
 
 
 def resolve_tasks(names: Sequence[str], known: Collection[str]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from model.errors import UserError
+from model.errors import UserError, check_installed
 from pretrain.config.run_config import RunConfig
-from pretrain.evaluation.checks import check_tasks, existing_data_dir, library_folder
+from pretrain.evaluation.checks import check_tasks, existing_data_dir
 from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
@@ -21,7 +21,7 @@ class Evaluation(Extension):
         settings = run.evaluation
         if not settings.every or environment_rank():
             return
-        library_folder()
+        check_installed("lm_eval", "evaluation.every")
         try:
             check_tasks(settings.tasks, settings.include_path)
             existing_data_dir(settings.data_dir)

@@ -59,8 +59,7 @@ class Control:
         """
         if turn % self._interval:
             return
-        asked = self.listener is not None and self.listener.reason is not None
-        code = self.listener.exit_code if self.listener and asked else 0
+        code = self.listener.exit_code if self.listener and self.asked() else 0
         self._ballot = [code, int(writing)]
         if self._group is not None:
             self._sent = torch.tensor(self._ballot, dtype=torch.int64)

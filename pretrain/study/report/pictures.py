@@ -246,7 +246,7 @@ def _draw_tuned(view: View, path: Path, value: str) -> bool:
                 shown.setdefault(name, []).append((summary, tuned))
     if not shown:
         return False
-    with panel_axes(path, list(shown), min(3, len(shown)), height=3.6, sharey=True) as axes:
+    with panel_axes(path, list(shown), columns=3, height=3.6, sharey=True) as axes:
         for axis, variants in zip(axes, shown.values(), strict=True):
             for summary, tuned in variants:
                 style = _style(view, summary)
