@@ -44,9 +44,9 @@ from benchmarks.helpers import MAIN_FLAGS, parser_of, say, write  # noqa: E402
 from model.errors import UserError, run_command, shown  # noqa: E402
 from pretrain.config.command_line import CommandParser, parse_command_line  # noqa: E402
 from pretrain.metrics.file import encoded  # noqa: E402
-from pretrain.study.command import run_study  # noqa: E402
 from pretrain.study.planned import Study  # noqa: E402
 from pretrain.study.results import STUDY_FILE, RunResult, check_settings, load_results  # noqa: E402
+from pretrain.study.running.run import RunOptions, run_study  # noqa: E402
 from pretrain.study.statistics.paired import mean_of, tokens_to_reach  # noqa: E402
 from pretrain.study.study_file import OF_A_STUDY, parse_study  # noqa: E402
 from pretrain.study.summaries import Sample, View, view_of  # noqa: E402
@@ -72,15 +72,15 @@ def speedrun(arguments: list[str]) -> int:
     folder = options.runs or Path("runs") / f"speedrun-{time.strftime('%Y%m%d-%H%M%S')}"
     study = study_of_recipes(options.recipes, options.seeds, flags, folder)
     try:
-        check_settings(study, folder)
+        check_settings(study)
     except UserError as error:
         raise UserError(str(error).replace("--out", "--runs")) from None
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / STUDY_FILE, study.text)
     with contextlib.redirect_stdout(sys.stderr):
-        if code := run_study(["run", str(folder)]):
+        if code := run_study(study, RunOptions()):
             return code
-    view = view_of(study, load_results(study, folder), folder)
+    view = view_of(study, load_results(study))
     figures = read(view, targets_of(view, target))
     print("\n".join(lines(figures, target)))
     write(options.out, encoded(figures))

@@ -145,14 +145,19 @@ class PlannedRun:
     seed: int
     """The study's seed, which pairs it with the other variants' runs; ``run.seed`` is what it trains with."""
     of: Variant
-    out: Path
+    runs_dir: Path
     """The study's folder."""
 
     @cached_property
     def run(self) -> RunConfig:
         """What is trained; UserError as for Variant.run."""
         seed = self.seed + self.of.seed_shift
-        return dataclasses.replace(self.of.run, seed=seed, name=self.name, runs_dir=str(self.out))
+        return dataclasses.replace(self.of.run, seed=seed, name=self.name, runs_dir=str(self.runs_dir))
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's files are."""
+        return self.runs_dir / self.name
 
     @cached_property
     def name(self) -> str:
@@ -183,6 +188,8 @@ class Study:
     """What a study file asks for."""
 
     name: str
+    folder: Path
+    """Of its runs."""
     file: StudyFile
     comparisons: tuple[Comparison, ...]
     runs: tuple[PlannedRun, ...]

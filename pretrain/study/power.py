@@ -80,7 +80,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     if question.sd is not None:
         spread = Spread(question.sd)
     elif math.isnan(spread.sd):
-        given = f"{str(pilot.folder)!r} with {spread.pairs} finished pairs" if pilot else "none"
+        given = f"{str(pilot.study.folder)!r} with {spread.pairs} finished pairs" if pilot else "none"
         raise UserError(
             f"pilot: {given} is not valid; give the folder of a study in which a variant and its baseline "
             f"have two or more seeds finished ({study.file.measure}), or --sd"
@@ -173,7 +173,7 @@ def pilot_spread(pilot: View) -> Spread:
     sd = pooled_sd(groups)
     low, high = sd_interval(sd, effective_degrees(pairs))
     count, variants = sum(map(len, groups)), sum(map(bool, groups))
-    source = f"from {count} pairs of {variants} variants in {pilot.folder}"
+    source = f"from {count} pairs of {variants} variants in {pilot.study.folder}"
     tails = [value - median(group) for group in groups if len(group) > 1 for value in group]
     return Spread(sd, low, high, count, source, tuple(tails), tuple(notes))
 
@@ -194,7 +194,7 @@ def speed(pilot: View | None, parallel: int) -> tuple[float, str, int]:
         return rate, source, 1 if shared else parallel
     where = " and ".join(dict.fromkeys(run.world.device for run in pilot.results if run.world))
     theirs = _range([run.planned.flops for run in runs])
-    return median(rates), f"median of runs of {theirs} FLOPs in {pilot.folder} on {where}", parallel
+    return median(rates), f"median of runs of {theirs} FLOPs in {pilot.study.folder} on {where}", parallel
 
 
 def machine_rate() -> tuple[float, str, bool]:

@@ -86,10 +86,12 @@ def study_of(folder: Path, check_runs: bool = True) -> Study:
             f"study: {shown(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
             "(python -m pretrain.study run makes it)"
         )
-    return read_study(path, folder, Path(os.path.realpath(folder)).name, check_runs)
+    real = Path(os.path.realpath(folder))
+    name = f"{real.parent.name}-{real.name}" if (real.parent / STUDY_FILE).is_file() else real.name
+    return read_study(path, folder, name, check_runs)
 
 
-def load_results(study: Study, folder: Path) -> list[RunResult]:
+def load_results(study: Study) -> list[RunResult]:
     """Every run of the study in its order; those that have not begun are "missing".
 
     Raises:
@@ -98,17 +100,17 @@ def load_results(study: Study, folder: Path) -> list[RunResult]:
     from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
     from pretrain.checkpoint.state import read_state
 
-    check_settings(study, folder)
+    check_settings(study)
     results = []
     for planned in study.runs:
-        state, rows = run_state(study, planned, folder)
-        steps = checkpoint_steps(folder / planned.name)
-        saved = read_state(checkpoint_path(folder / planned.name, steps[-1])) if steps else None
-        results.append(RunResult(planned, state, rows, saved, failure(planned, folder)))
+        state, rows = run_state(study, planned)
+        steps = checkpoint_steps(planned.folder)
+        saved = read_state(checkpoint_path(planned.folder, steps[-1])) if steps else None
+        results.append(RunResult(planned, state, rows, saved, failure(planned)))
     return results
 
 
-def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, list[dict[str, Any]]]:
+def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, Any]]]:
     """How far a run is, and the rows of its metrics. Needs no torch.
 
     A run is finished when its last checkpoint is there and what is compared was measured at its last step.
@@ -117,29 +119,28 @@ def run_state(study: Study, planned: PlannedRun, folder: Path) -> tuple[State, l
     Raises:
         UserError: as read_metrics.
     """
-    path = folder / planned.name
-    if not path.is_dir():
-        return ("failed" if failure(planned, folder) else "missing"), []
-    rows = read_metrics(path)
-    newest, steps = _text(path / "latest", 1000), planned.run.steps
+    if not planned.folder.is_dir():
+        return ("failed" if failure(planned) else "missing"), []
+    rows = read_metrics(planned.folder)
+    newest, steps = _text(planned.folder / "latest", 1000), planned.run.steps
     measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
         return "finished", rows
-    return ("failed" if failure(planned, folder) else "unfinished"), rows
+    return ("failed" if failure(planned) else "unfinished"), rows
 
 
-def unfinished(study: Study, folder: Path) -> list[PlannedRun]:
+def unfinished(study: Study) -> list[PlannedRun]:
     """The runs that are not finished, in the study's order."""
-    return [run for run in study.runs if run_state(study, run, folder)[0] != "finished"]
+    return [run for run in study.runs if run_state(study, run)[0] != "finished"]
 
 
-def task_names(study: Study, folder: Path) -> list[str]:
-    """The run of each task number: those in the folder's TASKS_FILE, then the study's others in its order.
+def task_names(study: Study) -> list[str]:
+    """The run of each task number: those in its folder's TASKS_FILE, then the study's others in its order.
 
     Numbers stay when variants and seeds are added or taken out: a queued array trains what it was submitted
     for.
     """
-    names = _text(folder / TASKS_FILE).split()
+    names = _text(study.folder / TASKS_FILE).split()
     known = set(names)
     return names + [planned.name for planned in study.runs if planned.name not in known]
 
@@ -152,10 +153,12 @@ def _text(path: Path, most_bytes: int = 1 << 26) -> str:
         return ""
 
 
-def unnamed_runs(study: Study, folder: Path) -> list[str]:
-    """Names of the runs in *folder* of variants or seeds that were taken out of the study's file."""
+def unnamed_runs(study: Study) -> list[str]:
+    """Names of the runs in its folder of variants or seeds that were taken out of the study's file."""
     named = {planned.name for planned in study.runs}
-    return sorted(path.parent.name for path in folder.glob("*/config.yaml") if path.parent.name not in named)
+    return sorted(
+        path.parent.name for path in study.folder.glob("*/config.yaml") if path.parent.name not in named
+    )
 
 
 def unnamed_line(names: Sequence[str]) -> str:
@@ -169,17 +172,17 @@ def some_names(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def failure(planned: PlannedRun, folder: Path) -> str:
+def failure(planned: PlannedRun) -> str:
     """What ended the run's last attempt, in a line; empty if nothing did."""
-    return _text(failed_mark(planned, folder))
+    return _text(failed_mark(planned))
 
 
-def failed_mark(planned: PlannedRun, folder: Path) -> Path:
+def failed_mark(planned: PlannedRun) -> Path:
     """The file that says what ended the run's last attempt."""
-    return folder / LOGS / f"{planned.name}.failed"
+    return planned.runs_dir / LOGS / f"{planned.name}.failed"
 
 
-def check_settings(study: Study, folder: Path, runs: Sequence[PlannedRun] | None = None) -> None:
+def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
     """Refuse a folder with runs that were made with other settings: their figures are not this study's.
 
     Args:
@@ -189,7 +192,7 @@ def check_settings(study: Study, folder: Path, runs: Sequence[PlannedRun] | None
         UserError: it names the first such run and its fields.
     """
     for planned in study.runs if runs is None else runs:
-        path = folder / planned.name
+        path = planned.folder
         if not (path / "config.yaml").is_file():
             continue
         differing = differing_fields(planned.run, load_run_config(path / "config.yaml"))

@@ -86,25 +86,25 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
     for planned in runs if check_runs else ():
         _ = planned.run
     contrasts = tuple(parse_contrasts(file.contrasts or {}, names))
-    study = Study(name, file, comparisons, runs, contrasts, text, tuned, rungs)
+    study = Study(name, out, file, comparisons, runs, contrasts, text, tuned, rungs)
     _refuse_doubles(study.of_first_seed)
     for planned in study.of_first_seed if check_runs else ():
         _refuse_unmeasured(file, planned)
     return study
 
 
-def pilot_of(study: Study, folder: Path) -> Study:
+def pilot_of(study: Study) -> Study:
     """The study of the pilots of the variants of *study*, which has tune or rates, in its folder."""
     text = pilot_text(to_plain(study.file), study.file.pilot_seeds or [], study.tried)
-    return parse_study(text, PILOT, folder / PILOT)
+    return parse_study(text, f"{study.name}-{PILOT}", study.folder / PILOT)
 
 
-def rung_of(study: Study, folder: Path) -> Study:
+def rung_of(study: Study) -> Study:
     """The study of the next rung of *study*, which has halving, in its folder."""
     rung, halving = study.next_rung or 1, study.file.halving or Halving([0.5])
     steps = {planned.full_name: planned.run.steps for planned in study.of_first_seed}
     text = rung_text(to_plain(study.file), halving, rung, study.file.pilot_seeds or [], steps)
-    return parse_study(text, rung_folder(rung), folder / rung_folder(rung))
+    return parse_study(text, f"{study.name}-{rung_folder(rung)}", study.folder / rung_folder(rung))
 
 
 def _check_tuning(file: StudyFile) -> None:

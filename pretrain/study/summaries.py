@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import methodcaller
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -212,8 +211,6 @@ class View:
 
     study: Study
     results: Sequence[RunResult]
-    folder: Path
-    """Of the study."""
     measure: str
     """What is compared."""
     last: int
@@ -331,12 +328,11 @@ class View:
         return [*self.notes, *(f"contrast {each.contrast.name}: {each.left_out}" for each in left_out)]
 
 
-def view_of(study: Study, results: Sequence[RunResult], folder: Path) -> View:
+def view_of(study: Study, results: Sequence[RunResult]) -> View:
     """The study's results, if they may be compared; in bits per byte for losses of several tokenizers.
 
     Args:
         results: of load_results.
-        folder: the study's.
 
     Raises:
         UserError: runs of one comparison were validated on different texts.
@@ -354,4 +350,4 @@ def view_of(study: Study, results: Sequence[RunResult], folder: Path) -> View:
         if (tokenizers := listed(runs, tokenizer)) and measure != "val_accuracy":
             measure = "val_bpb"
             notes.append(f"{label}tokenizers differ, so bits per byte are compared: {tokenizers}")
-    return View(study, results, folder, measure, study.file.last_validations, notes)
+    return View(study, results, measure, study.file.last_validations, notes)

@@ -26,8 +26,8 @@ ON_A_TERMINAL = {*design.SECTIONS, "results", "contrasts"}
 TEMPLATE = "page.html.j2"
 
 
-def write_report(view: View, folder: Path) -> list[Path]:
-    """Write the report of what is finished into ``folder/report``, in place of an earlier one.
+def write_report(view: View) -> list[Path]:
+    """Write the report of what is finished into ``report`` in the study's folder, in place of an earlier one.
 
     The same runs give the same bytes, apart from throughput.
 
@@ -38,7 +38,7 @@ def write_report(view: View, folder: Path) -> list[Path]:
         UserError: a picture cannot be written.
         OSError: another file cannot be written.
     """
-    out = folder / FOLDER
+    out = view.study.folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
     tables, pictures = sections(view), design.draw(view, out) | draw_all(view, out)
     drawn = {name: path for name, path in pictures.items() if path}
@@ -73,7 +73,7 @@ def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
         "last_validations": view.last,
         "confidence": CONFIDENCE,
         "notes": view.caveats,
-        "unnamed_runs": unnamed_runs(view.study, view.folder),
+        "unnamed_runs": unnamed_runs(view.study),
     } | {
         name: {
             of: [
@@ -119,7 +119,7 @@ def opening(view: View) -> dict[str, list[str]]:
     runs = [f"{finished} ({len(view.every)} variants, seeds {seeds})."]
     if view.measure != study.file.measure:
         runs.append(f"The study asks for {study.file.measure}; {view.measure} is compared instead.")
-    if unnamed := unnamed_line(unnamed_runs(study, view.folder)):
+    if unnamed := unnamed_line(unnamed_runs(study)):
         runs.append(f"In no figure: {unnamed}.")
     return {
         "What is compared": [*compared, f"By {view.described(view.measure)}; {view.better} is better."],

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pretrain.run.lock import RunLock
-from pretrain.study import command, slurm
 from pretrain.study.command import main
-from pretrain.study.scheduler import write_study
-from pretrain.study.slurm import array_of
+from pretrain.study.running import run, slurm
+from pretrain.study.running.scheduler import write_study
+from pretrain.study.running.slurm import array_of
 from pretrain.study.study_file import parse_study
-from tests.pretrain.study.test_scheduler import TEXT
+from tests.pretrain.study.running.test_scheduler import TEXT
 
 
 @pytest.fixture
@@ -65,6 +65,18 @@ def test_an_array_asks_for_no_more_ranks_than_the_batch_allows(file, capsys, tmp
     ]
 
 
+def test_jobs_of_pilots_are_named_after_their_study(file, capsys, tmp_path):
+    (tmp_path / "tuned.yaml").write_text(TEXT + "rates: [1e-3, 2e-3]\npilot_seeds: [7]\n")
+    ((_, name, *_),) = submitted(["tuned.yaml"], capsys)
+    assert name == "--job-name=tuned-pilot"
+    pilots = tmp_path / "runs/tuned/pilot"
+    pilots.mkdir(parents=True)
+    for folder in (pilots, pilots.parent):
+        (folder / "study.yaml").write_text(TEXT)
+    ((_, name, *_),) = submitted(["runs/tuned/pilot"], capsys)
+    assert name == "--job-name=tuned-pilot"
+
+
 def test_arrays_are_short():
     assert array_of([0, 1, 2, 3]) == "0-3"
     assert array_of([0, 2, 3, 4, 9, 10], 4) == "0,2-4,9-10%4"
@@ -110,7 +122,7 @@ def test_runs_that_the_study_does_not_name_are_listed(file, capsys, tmp_path):
 def test_a_second_session_changes_nothing(file, capsys, tmp_path):
     """It is refused before it has written anything, and told of an option that there is."""
     folder = tmp_path / "o"
-    write_study(parse_study(TEXT, "three", folder), folder)
+    write_study(parse_study(TEXT, "three", folder))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (tmp_path / "three.yaml").write_text(TEXT.replace("steps: 5", "steps: 6"))
     lock = RunLock(folder)
@@ -133,7 +145,7 @@ def test_a_second_session_changes_nothing(file, capsys, tmp_path):
 )
 def test_nothing_is_submitted_that_cannot_begin(file, capsys, monkeypatch, tmp_path, change, said):
     calls = []
-    monkeypatch.setattr(command, "submit", lambda line: calls.append(line) or "7")
+    monkeypatch.setattr(run, "submit", lambda line: calls.append(line) or "7")
     (tmp_path / "far.yaml").write_text(TEXT.replace("steps: 5", change))
     assert main(["run", "far.yaml", "--slurm", "--out", "o"]) == (2 if said else 0)
     assert len(calls) == (0 if said else 1) and (said or "") in capsys.readouterr().err
@@ -164,7 +176,7 @@ def test_what_deepspeed_does_not_take_is_said_before_anything_is_written(file, c
 
 
 def test_a_recipe_that_jobs_would_not_find_is_refused(file, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "submit", lambda line: pytest.fail("submitted"))
+    monkeypatch.setattr(run, "submit", lambda line: pytest.fail("submitted"))
     (tmp_path / "mine.yaml").write_text("model: prism-micro\nvocab_size: 2048\n")
     (tmp_path / "far.yaml").write_text(TEXT.replace("recipe: micro", "recipe: mine.yaml"))
     assert main(["run", "far.yaml", "--slurm"]) == 2
@@ -216,7 +228,7 @@ BAD_INPUT = [
 
 @pytest.mark.parametrize(("arguments", "said"), BAD_INPUT)
 def test_bad_input_is_one_line(file, capsys, monkeypatch, arguments, said):
-    monkeypatch.setattr(command, "_devices", list)
+    monkeypatch.setattr(run, "_devices", list)
     assert main(arguments.replace("FILE", file).split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1

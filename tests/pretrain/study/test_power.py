@@ -61,7 +61,7 @@ def planted(folder, text=TEXT, losses=LOSSES, validations=1):
         for row in rows[-1:]:
             row |= {"step": 50, "seconds": 30.0}
         results.append(result(planned, rows))
-    return View(study, results, folder, "val_loss", 1)
+    return View(study, results, "val_loss", 1)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def pilot(tmp_path):
 
 
 def asked(pilot, text=None, **question):
-    study = pilot.study if text is None else parse_study(text, "s", pilot.folder)
+    study = pilot.study if text is None else parse_study(text, "s", pilot.study.folder)
     return power_lines(study, Question(**question), pilot)
 
 
@@ -128,7 +128,7 @@ def test_hours_from_the_pilots_speed(pilot):
     assert planned.flops == per_token * 50 * planned.run.global_batch_tokens
     rate, source, at_a_time = speed(pilot, parallel=2)
     assert rate == pytest.approx(np.median([run.flops / 30 for run in pilot.study.runs]))
-    assert source == f"median of runs of 4.23e+11 FLOPs in {pilot.folder} on cpu" and at_a_time == 2
+    assert source == f"median of runs of 4.23e+11 FLOPs in {pilot.study.folder} on cpu" and at_a_time == 2
 
 
 def test_without_pilots_the_speed_is_assumed_and_said_to_be(pilot, monkeypatch):
@@ -148,7 +148,7 @@ def test_growth_is_an_upper_bound(pilot):
     )
     (line,) = [line for line in asked(pilot, growing) if line.startswith("cost")]
     assert line.endswith("; runs grow, so this is an upper bound: the largest model they may become")
-    fixed, grown = (planned.flops for planned in parse_study(growing, "s", pilot.folder).runs[:2])
+    fixed, grown = (planned.flops for planned in parse_study(growing, "s", pilot.study.folder).runs[:2])
     assert fixed == grown
 
 
@@ -160,7 +160,7 @@ def test_the_lines(pilot):
     total = sum(run.flops for run in pilot.study.runs)  # 12 runs of 30 s
     assert lines[:6] == [
         "spread   sd 0.0129 (95 % interval 0.00741 to 0.0451) of paired differences of val_loss, from 6 "
-        f"pairs of 2 variants in {pilot.folder}",
+        f"pairs of 2 variants in {pilot.study.folder}",
         "needed   6 seeds (4 to 42 over the interval of the spread) to find 0.02 with a power of 80%, by a "
         "two-sided paired t-test at 5 %",
         f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s here",

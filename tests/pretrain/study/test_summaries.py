@@ -40,7 +40,7 @@ def results_of(study, loss, states=None):
 
 def summaries(study, results, measure="val_loss", last=1):
     """By the variant's name."""
-    return {found.variant: found for found in View(study, results, Path("runs/planted"), measure, last).every}
+    return {found.variant: found for found in View(study, results, measure, last).every}
 
 
 @pytest.mark.parametrize(("seeds", "truth"), [(3, 0.0), (6, 0.0), (3, 0.02), (6, 0.02)])

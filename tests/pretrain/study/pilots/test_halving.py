@@ -10,9 +10,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from pretrain.study.command import run_study
+from pretrain.study.command import dispatch
 from pretrain.study.pilots.halving import KEPT_FILE, drop
-from pretrain.study.scheduler import Scheduler
+from pretrain.study.running.scheduler import Scheduler
 from pretrain.study.study_file import parse_study, rung_of
 from pretrain.study.summaries import view_of
 from tests.helpers.planted_runs import plant, result
@@ -74,7 +74,7 @@ def test_variants_that_failed_are_dropped_and_higher_may_be_better():
 
 
 def finish_rung(folder, losses=LOSSES):
-    short = rung_of(study(folder), folder)
+    short = rung_of(study(folder))
     for planned in short.runs:
         loss = noisy(losses)[planned.variant][planned.seed]
         plant(result(planned, [{"step": planned.run.steps, "tokens": 10240, "val_loss": loss}]))
@@ -92,8 +92,8 @@ def test_rungs_drop_variants_until_the_rest_is_trained(tmp_path, capsys, monkeyp
     }
     assert len(first.runs) == 15
     with refused("rung 1 is not finished yet"):
-        run_study(["task", str(path), "0", "--out", str(folder)])
-    assert run_study(["run", str(path), "--out", str(folder)]) == 0
+        dispatch(["task", str(path), "0", "--out", str(folder)])
+    assert dispatch(["run", str(path), "--out", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert "rung     1 of 2: 0.25 of the steps" in printed
     assert "dropped  c" in printed
@@ -102,9 +102,9 @@ def test_rungs_drop_variants_until_the_rest_is_trained(tmp_path, capsys, monkeyp
     assert {run.variant for run in second.runs} == {"plain", "a", "b", "d"}
     assert {run.run.steps for run in second.runs} == {40}
     finish_rung(folder)
-    assert run_study(["list", str(path), "--out", str(folder)]) == 0
+    assert dispatch(["list", str(path), "--out", str(folder)]) == 0
     assert "rung 2: 0 of 12 runs are left" in capsys.readouterr().out
-    assert run_study(["run", str(path), "--out", str(folder)]) == 0
+    assert dispatch(["run", str(path), "--out", str(folder)]) == 0
     trained = started[-1]
     assert trained.next_rung is None
     assert [run.name for run in trained.runs] == ["plain-s1", "a-s1", "d-s1", "plain-s2", "a-s2", "d-s2"]
@@ -112,7 +112,7 @@ def test_rungs_drop_variants_until_the_rest_is_trained(tmp_path, capsys, monkeyp
     kept = json.loads((folder / KEPT_FILE).read_text())
     assert [(each["rung"], each["variant"]) for each in kept if not each["kept"]] == [(1, "c"), (2, "b")]
     left = study(folder)
-    view = view_of(left, planted(left, lambda run: LOSSES[run.variant]), folder)
+    view = view_of(left, planted(left, lambda run: LOSSES[run.variant]))
     assert set(rows_of(view)) == {"plain (baseline)", "a", "d"}
     assert view.contrasted[0].values == {}  # one side was dropped
     rows = [row for row in table_of(view, "halving") if row["goes on"] == "no"]

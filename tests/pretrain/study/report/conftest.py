@@ -18,7 +18,7 @@ def small_study(folder=Path("runs/small"), **values):
 
 
 def view_of(study, results):
-    return summaries.view_of(study, list(results), Path(study.runs[0].run.runs_dir))
+    return summaries.view_of(study, list(results))
 
 
 def planted(study, loss, more=lambda run: {}, without=(), **options):

@@ -30,7 +30,7 @@ def test_a_report_has_effects_and_pictures(tmp_path):
     contrasts = {"few late": {"factor": "layer_3", "plus": 2, "minus": [8, 16]}}
     study = study_in(tmp_path, contrasts=contrasts, predict={"rising": "2,4,8,16"})
     view = view_of(study, planted(study, loss))
-    files = {path.name for path in write_report(view, tmp_path)}
+    files = {path.name for path in write_report(view)}
     assert files == {"index.html", "results.json", "effects.png", "predicted.png"}
     effects = {(row["factor"], row["level"]): row for row in table_of(view, "effects")}
     assert len(effects) == 16
@@ -58,7 +58,7 @@ def test_a_report_has_effects_and_pictures(tmp_path):
 def test_interactions_are_drawn_where_they_are_seen(tmp_path):
     study = study_in(tmp_path, seeds=1, kind="full", runs=None)
     view = view_of(study, planted(study, loss))
-    assert "interactions.png" in {path.name for path in write_report(view, tmp_path)}
+    assert "interactions.png" in {path.name for path in write_report(view)}
     assert not any("Mixed with" in line or "is mixed" in line for line in terminal_lines(view))
 
 
@@ -66,7 +66,7 @@ def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
     study = study_in(tmp_path, seeds=1)
     few = {run.name: loss(run) for run in study.runs[:5]}
     view = view_of(study, planted(study, few))
-    assert {path.name for path in write_report(view, tmp_path)} == {"index.html", "results.json"}
+    assert {path.name for path in write_report(view)} == {"index.html", "results.json"}
     assert table_of(view, "effects") == []
     said = "No analysis yet: 5 finished runs for 13 coefficients; at least one more is needed."
     assert any(said in line for line in terminal_lines(view))

@@ -31,7 +31,7 @@ def study_in(*folder, **changes):
 def written_in(folder, finals=FINALS, changes=None, **options):
     """The page and the numbers of a report on planted results."""
     study = study_in(folder, **(changes or {}))
-    write_report(view_of(study, planted(study, finals, **options)), folder)
+    write_report(view_of(study, planted(study, finals, **options)))
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     return page, json.loads((folder / "report" / "results.json").read_text(encoding="utf-8"))
 
@@ -45,7 +45,7 @@ def report(tmp_path_factory):
         if found.planned.name == "near-s3":
             found = result(found.planned, found.rows[:4], failure="error: <out> of disk")
         plant(found)
-    files = write_report(view_of(study, load_results(study, folder)), folder)
+    files = write_report(view_of(study, load_results(study)))
     page, numbers = (path.read_text(encoding="utf-8") for path in files[:2])
     return page, json.loads(numbers), files
 
@@ -130,7 +130,7 @@ def test_a_second_report_has_the_same_bytes(report):
     folder = files[0].parent.parent
     before = {path: path.read_bytes() for path in files}
     study = study_in(folder)
-    assert write_report(view_of(study, load_results(study, folder)), folder) == files
+    assert write_report(view_of(study, load_results(study))) == files
     assert {path: path.read_bytes() for path in files} == before
     assert set((folder / "report").iterdir()) == set(files)
 
@@ -182,4 +182,4 @@ def test_a_figure_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"metrics.jsonl.*line 3: val_loss: 'a third' is not valid; give a number"
     ):
-        load_results(study, tmp_path)
+        load_results(study)

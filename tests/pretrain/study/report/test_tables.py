@@ -75,7 +75,7 @@ def test_missing_runs_are_shown_and_never_filled_in(tmp_path):
     del left["uniform-s3"]
     for found in left.values():
         plant(found)
-    results = load_results(three(tmp_path), tmp_path)
+    results = load_results(three(tmp_path))
     assert [found for found in results if found.state != "missing"] == list(left.values())  # as planted
     found = view_of(three(tmp_path), results)
     assert opening(found)["Not finished"] == [

@@ -12,12 +12,12 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 from model.errors import UserError, shown
+from pretrain.config.command_line import ROOT
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import task_names
-from pretrain.study.scheduler import ROOT, most_ranks
+from pretrain.study.running.scheduler import most_ranks
 
 SCRIPT = "slurm/study.sh"
 RANKS = re.compile(r"-n|-G|--ntasks|--gres|--gpus")
@@ -36,7 +36,6 @@ def array_of(numbers: Sequence[int], parallel: int | None = None) -> str:
 
 def sbatch_commands(
     study: Study,
-    folder: Path,
     todo: Sequence[PlannedRun],
     parallel: int | None = None,
     options: Sequence[str] = (),
@@ -51,7 +50,7 @@ def sbatch_commands(
         parallel: how many of an array run at a time, at most; None: no limit.
         options: of sbatch, such as ``--partition=big``.
     """
-    number = {name: index for index, name in enumerate(task_names(study, folder))}
+    number = {name: index for index, name in enumerate(task_names(study))}
     most = script_ranks()
     given, groups = any(map(RANKS.match, options)), dict[int, list[PlannedRun]]()
     for planned in todo:
@@ -61,11 +60,11 @@ def sbatch_commands(
         array = array_of(sorted(number[planned.name] for planned in group), parallel)
         fewer = [f"--ntasks-per-node={ranks}", f"--gres=gpu:{ranks}"] if ranks < most else []
         more = [f"--job-name={study.name}", *fewer, *options]
-        commands.append(["sbatch", f"--array={array}", *more, SCRIPT, os.path.realpath(folder)])
+        commands.append(["sbatch", f"--array={array}", *more, SCRIPT, os.path.realpath(study.folder)])
     return commands
 
 
-def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
+def run_of_task(study: Study, number: str) -> PlannedRun:
     """The run of an array task.
 
     Args:
@@ -74,7 +73,7 @@ def run_of_task(study: Study, folder: Path, number: str) -> PlannedRun:
     Raises:
         UserError: there is no such number, or its run is no longer in the study.
     """
-    names = task_names(study, folder)
+    names = task_names(study)
     runs = {planned.name: planned for planned in study.runs}
     if number == "only" and len(runs) == 1:
         return study.runs[0]

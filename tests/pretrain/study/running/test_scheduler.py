@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
-from pretrain.study import scheduler
 from pretrain.study.results import check_settings, run_state, unfinished
-from pretrain.study.scheduler import Scheduler, Slot, run_command_line, slots, write_study
+from pretrain.study.running import scheduler
+from pretrain.study.running.scheduler import Scheduler, Slot, run_command_line, slots, write_study
 from pretrain.study.study_file import parse_study
 from tests.helpers.launch import ROOT
 
@@ -34,7 +34,7 @@ variants: {uniform: {heads: 8x4}, prism: {}, descending: {heads: "8,8,4,2"}}
 @pytest.fixture
 def study(tmp_path):
     found = parse_study(TEXT, "s", tmp_path / "s")
-    write_study(found, tmp_path / "s")
+    write_study(found)
     return found
 
 
@@ -45,13 +45,13 @@ def stand_in(monkeypatch):
     began = []
 
     def use(**options):
-        def command(study, planned, folder, slot, begun):
+        def command(study, planned, slot, begun):
             began.append((planned.name, slot.index, begun))
             words = options.get(planned.name.replace("-", "_"), options.get("every", "")).split()
             return [
                 sys.executable,
                 STAND_IN,
-                str(folder / planned.name),
+                str(planned.folder),
                 str(planned.run.steps),
                 *words,
             ], {}
@@ -65,8 +65,8 @@ def stand_in(monkeypatch):
 def session(study, folder, parallel=1):
     """How many runs are finished after a session, which have failed, and what it said."""
     stream = io.StringIO()
-    failed = Scheduler(study, folder, [Slot(index) for index in range(parallel)], stream).run()
-    return len(study.runs) - len(unfinished(study, folder)), failed, stream.getvalue()
+    failed = Scheduler(study, [Slot(index) for index in range(parallel)], stream).run()
+    return len(study.runs) - len(unfinished(study)), failed, stream.getvalue()
 
 
 def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path):
@@ -83,7 +83,7 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(study, stand_i
     stand_in(prism_s1="--fail 3")
     finished, failed, text = session(study, tmp_path / "s")
     assert finished == 5 and failed == {"prism-s1": "exit code 2: error: data: no such corpus"}
-    assert run_state(study, study.runs[1], tmp_path / "s")[0] == "failed"
+    assert run_state(study, study.runs[1])[0] == "failed"
     assert "failed   prism-s1: exit code 2" in text
     began = stand_in()
     before = len(began)
@@ -106,18 +106,18 @@ def when(happened, act):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_in, tmp_path, number):
     stand_in(every="--seconds 0.5")
-    training = Scheduler(study, tmp_path / "s", [Slot(0), Slot(1)], io.StringIO())
+    training = Scheduler(study, [Slot(0), Slot(1)], io.StringIO())
     when(
         lambda: (tmp_path / "s/uniform-s1/metrics.jsonl").is_file(),
         lambda: os.kill(os.getpid(), number),
     )
     assert not training.run() and training.stopped == number
-    states = [run_state(study, planned, tmp_path / "s")[0] for planned in study.runs]
+    states = [run_state(study, planned)[0] for planned in study.runs]
     assert states[0] == "unfinished" and set(states[2:]) == {"missing"}
     stand_in()
     assert session(study, tmp_path / "s")[0] == 6
     for planned in study.runs:  # no step twice, none left out
-        steps = [row["step"] for row in run_state(study, planned, tmp_path / "s")[1]]
+        steps = [row["step"] for row in run_state(study, planned)[1]]
         assert steps == [1, 2, 3, 4, 5]
 
 
@@ -156,7 +156,7 @@ def test_a_machine_is_shared():
 
 def test_commands(study, tmp_path):
     def command(slot, begun=False):
-        return run_command_line(study, study.runs[0], tmp_path / "s", slot, begun)
+        return run_command_line(study, study.runs[0], slot, begun)
 
     alone, environment = command(Slot(0, threads=4))
     assert alone[0] == sys.executable and alone[-2:] == ["--threads", "4"] and not environment
@@ -181,14 +181,14 @@ def test_commands(study, tmp_path):
 def test_a_run_has_the_ranks_that_its_batch_allows(tmp_path, settings, devices, ranks):
     study = parse_study(TEXT.replace("steps: 5", f"steps: 5, {settings}"), "s", tmp_path)
     names = [str(10 + device) for device in range(devices)]
-    command, environment = run_command_line(study, study.runs[0], tmp_path, Slot(0, devices=names), False)
+    command, environment = run_command_line(study, study.runs[0], Slot(0, devices=names), False)
     assert (Path(command[0]).name == "deepspeed") == (ranks > 1) and "--num_accelerators" not in command
     assert environment == {"CUDA_VISIBLE_DEVICES": ",".join(names[:ranks])}
 
 
 def test_ranks_without_gpus_are_given_by_number(tmp_path):
     study = parse_study(TEXT.replace("steps: 5", "steps: 5, tensor_parallel: 2"), "s", tmp_path)
-    command, environment = run_command_line(study, study.runs[0], tmp_path, Slot(0, threads=4), False)
+    command, environment = run_command_line(study, study.runs[0], Slot(0, threads=4), False)
     assert command[command.index("--num_accelerators") + 1] == "2" and not environment
     assert command[command.index("--threads") + 1] == "2"
 
@@ -214,9 +214,7 @@ runner.main(sys.argv[1:])
 
 def test_the_launcher_takes_the_gpus_of_the_share(study, tmp_path):
     """DeepSpeed's own runner, with four GPUs that are not there."""
-    command, environment = run_command_line(
-        study, study.runs[0], tmp_path, Slot(1, devices=["2", "3"]), False
-    )
+    command, environment = run_command_line(study, study.runs[0], Slot(1, devices=["2", "3"]), False)
     ran = subprocess.run(
         [sys.executable, "-c", LAUNCHED, *command[1:]],
         env={**os.environ, **environment, "DS_ACCELERATOR": "cuda"},
@@ -266,12 +264,12 @@ def test_a_run_of_other_settings_is_not_taken_for_this_studys(study, stand_in, t
     made = parse_study(TEXT.replace("steps: 5", "steps: 9"), "s", folder)
     (folder / "prism-s1/config.yaml").write_text(made.runs[1].run.to_yaml())
     with pytest.raises(UserError, match=r"prism-s1 was made with steps 9 \(now 5\); give another --out"):
-        check_settings(study, folder)
+        check_settings(study)
 
 
 def test_the_study_waits_for_no_run_that_was_killed(study, stand_in, tmp_path):
     stand_in(every="--seconds 30")
-    training = Scheduler(study, tmp_path / "s", [Slot(0)], io.StringIO())
+    training = Scheduler(study, [Slot(0)], io.StringIO())
 
     def twice():
         for _ in range(2):
@@ -282,5 +280,5 @@ def test_the_study_waits_for_no_run_that_was_killed(study, stand_in, tmp_path):
     when(lambda: log.is_file() and "began" in log.read_text(), twice)
     began = time.monotonic()
     training.run()
-    assert len(unfinished(study, tmp_path / "s")) == 6
+    assert len(unfinished(study)) == 6
     assert time.monotonic() - began < 25  # one step takes 30 s

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from model.config import divisors
 from model.errors import UserError
-from pretrain.config.command_line import find_ds_config
+from pretrain.config.command_line import ROOT, find_ds_config
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
@@ -35,7 +35,6 @@ from pretrain.study.results import (
 from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.text import human_seconds, say
 
-ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.2
 
 
@@ -108,7 +107,7 @@ def most_ranks(run: RunConfig, devices: int) -> int:
 
 
 def run_command_line(
-    study: Study, planned: PlannedRun, folder: Path, slot: Slot, begun: bool
+    study: Study, planned: PlannedRun, slot: Slot, begun: bool
 ) -> tuple[list[str], dict[str, str]]:
     """The command that trains a run, and the environment variables that it needs.
 
@@ -118,7 +117,7 @@ def run_command_line(
         begun: whether the run has a checkpoint; it keeps its number of threads then.
     """
     ranks = most_ranks(planned.run, len(slot.devices))
-    config = folder / CONFIGS / f"{planned.name}.yaml"
+    config = study.folder / CONFIGS / f"{planned.name}.yaml"
     arguments = ["--ds_config", ds_config_path(study), "--config", str(config)]
     if slot.threads and planned.run.threads is None and not begun:
         arguments += ["--threads", str(max(1, slot.threads // ranks))]
@@ -166,7 +165,7 @@ def check_runs(study: Study) -> None:
             opened.add(data)
 
 
-def write_study(study: Study, folder: Path, runs: Sequence[PlannedRun] | None = None) -> None:
+def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
     """Write the study's file, the numbers of its runs (TASKS_FILE) and a recipe for each, or for *runs*, into
     its folder.
 
@@ -176,20 +175,20 @@ def write_study(study: Study, folder: Path, runs: Sequence[PlannedRun] | None = 
         OSError: the folder cannot be written.
     """
     for name in (CONFIGS, LOGS):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        (study.folder / name).mkdir(parents=True, exist_ok=True)
     for planned in study.runs if runs is None else runs:
         # main.py takes it as --config from any working directory of the same data.
-        recipe = dataclasses.replace(planned.run, runs_dir=os.path.realpath(folder)).to_yaml()
-        write_atomically(folder / CONFIGS / f"{planned.name}.yaml", recipe)
-    write_atomically(folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study, folder)))
-    write_atomically(folder / STUDY_FILE, study.text)
+        recipe = dataclasses.replace(planned.run, runs_dir=os.path.realpath(study.folder)).to_yaml()
+        write_atomically(study.folder / CONFIGS / f"{planned.name}.yaml", recipe)
+    write_atomically(study.folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study)))
+    write_atomically(study.folder / STUDY_FILE, study.text)
 
 
 class Scheduler:
     """Trains the runs of a study that are not finished.
 
     Args:
-        study: what to run; its files are in *folder* (write_study).
+        study: what to run; its files are in its folder (write_study).
         shares: how the machine is shared; as many runs train at a time.
         stream: where progress goes, by FLOPs.
         every: seconds between two lines of progress.
@@ -198,18 +197,17 @@ class Scheduler:
     def __init__(
         self,
         study: Study,
-        folder: Path,
         shares: Sequence[Slot],
         stream: TextIO | None = None,
         every: float = 15.0,
     ) -> None:
-        self.study, self.folder = study, folder
+        self.study = study
         self.stream = sys.stdout if stream is None else stream
         self.stopped: int | None = None
         self._every = every
         self._free = list(shares)
         self._running: list[_Running] = []
-        self._waiting = unfinished(study, folder)
+        self._waiting = unfinished(study)
         self._failed: dict[str, str] = {}
         self._began = self._said = time.monotonic()
         self._done_before = self._done()
@@ -253,10 +251,10 @@ class Scheduler:
         return sum(run.flops * min(1.0, self._step(run) / run.run.steps) for run in self.study.runs)
 
     def _start(self, planned: PlannedRun, slot: Slot) -> None:
-        begun = (self.folder / planned.name / "latest").is_file()
-        command, environment = run_command_line(self.study, planned, self.folder, slot, begun)
-        failed_mark(planned, self.folder).unlink(missing_ok=True)
-        with (self.folder / LOGS / f"{planned.name}.log").open("ab") as log:
+        begun = (planned.folder / "latest").is_file()
+        command, environment = run_command_line(self.study, planned, slot, begun)
+        failed_mark(planned).unlink(missing_ok=True)
+        with (self.study.folder / LOGS / f"{planned.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},
@@ -274,7 +272,7 @@ class Scheduler:
         self._running.remove(ended)
         self._free.append(ended.slot)
         name, code = ended.planned.name, ended.process.returncode
-        state, rows = run_state(self.study, ended.planned, self.folder)
+        state, rows = run_state(self.study, ended.planned)
         if code == 0 and state == "finished":
             measure = self.study.file.measure
             self._say(f"finished {name}: {measure} {rows[-1][measure]:.4f}")
@@ -291,18 +289,18 @@ class Scheduler:
         if code == 0:
             reason = f"it ended at step {self._step(ended.planned):,} without {self.study.file.measure}"
         with suppress(OSError):
-            write_atomically(failed_mark(ended.planned, self.folder), reason + "\n")
+            write_atomically(failed_mark(ended.planned), reason + "\n")
         self._failed[name] = reason
         self._say(f"failed   {name}: {reason}")
 
     def _step(self, planned: PlannedRun) -> int:
         with suppress(UserError):
-            return last_step(self.folder / planned.name / FILE_NAME)
+            return last_step(planned.folder / FILE_NAME)
         return 0
 
     def _last_error(self, name: str) -> str:
         """The line of a run's log that says most about its end."""
-        tail = read_tail(self.folder / LOGS / f"{name}.log", 8192).decode(errors="replace")
+        tail = read_tail(self.study.folder / LOGS / f"{name}.log", 8192).decode(errors="replace")
         lines = [line.strip() for line in tail.splitlines()]
         errors = [line for line in lines if line.startswith("error:") or "Error" in line.split(" ")[0]]
         return (errors or [line for line in lines if line] or ["it printed nothing"])[-1][:300]

@@ -1,0 +1,228 @@
+"""``python -m pretrain.study run``: pilots and rungs first where a study has them, then its runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.errors import INTERRUPTED, UserError
+from pretrain.config.command_line import ROOT
+from pretrain.run.lock import RunLock
+from pretrain.runtime.hardware import available_cores
+from pretrain.runtime.signals import STOPPED
+from pretrain.study.contrasts import full_name
+from pretrain.study.pilots.halving import RungResult, drop, write_kept
+from pretrain.study.pilots.tuning import choose_all, write_tuned
+from pretrain.study.planned import HIGHER_IS_BETTER, PlannedRun, Study
+from pretrain.study.results import (
+    STUDY_FILE,
+    check_settings,
+    load_results,
+    run_state,
+    some_names,
+    unfinished,
+)
+from pretrain.study.running.scheduler import Scheduler, Slot, check_runs, slots, write_study
+from pretrain.study.running.slurm import sbatch_commands, submit
+from pretrain.study.settings import label
+from pretrain.study.study_file import parse_study, pilot_of, rung_of
+from pretrain.utils.files import write_atomically
+from pretrain.utils.text import say
+
+SOME_FAILED = 1
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How runs are trained."""
+
+    parallel: int | None = None
+    """Runs at a time; None: one here, no limit with SLURM."""
+    slurm: bool = False
+    sbatch: Sequence[str] = ()
+    """More options of sbatch."""
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Refuse what no study can be run with.
+
+        Raises:
+            UserError: it names the option and what would be valid.
+        """
+        if self.parallel is not None and self.parallel < 1:
+            raise UserError(f"parallel: {self.parallel} is not valid; give a positive number")
+        if self.sbatch and not self.slurm:
+            raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
+
+
+def run_study(study: Study, options: RunOptions) -> int:
+    """Train what a study lacks, or submit it; returns the exit code.
+
+    Raises:
+        UserError: bad input.
+    """
+    options.check()
+    if study.untuned:
+        code, tuned = _tune(study, options)
+        if not tuned:
+            return code
+        study = parse_study(study.text, study.name, study.folder)
+    while study.next_rung:
+        code, done = _halve(study, options)
+        if not done:
+            return code
+        study = parse_study(study.text, study.name, study.folder)
+    check_settings(study)
+    todo = unfinished(study)
+    say(*_opening(study, todo))
+    if not todo:
+        say(f"next     {study_command('report', study.folder)}")
+        return 0
+    lines: list[list[str]] = []
+    shares: list[Slot] = []
+    if options.slurm:
+        lines = sbatch_commands(study, todo, options.parallel, options.sbatch)
+        with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
+            _check_for_jobs(study)
+    else:
+        shares = slots(options.parallel or 1, _devices(), available_cores())
+        check_runs(study)
+    if options.dry_run:
+        print("".join(f"would run: {shlex.join(line)}\n" for line in lines), end="")
+        return 0
+    with contextlib.ExitStack() as stack:
+        # No other session may change the files of runs that train.
+        stack.callback(RunLock(study.folder, option="out", parent_option="out").release)
+        write_study(study)
+        for line in lines:
+            print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
+        if options.slurm:
+            return 0
+        scheduler = Scheduler(study, shares)
+        failed = scheduler.run()
+    left = unfinished(study)
+    print(f"runs     {len(study.runs) - len(left)} of {len(study.runs)} finished, {len(failed)} failed")
+    for name, reason in failed.items():
+        say(f"failed   {name}: {reason} (logs/{name}.log)")
+    if left:
+        say(f"continue {study_command('run', study.folder)}")
+    say(f"next     {study_command('report', study.folder)}")
+    if scheduler.stopped is not None:
+        return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
+    return SOME_FAILED if failed else 0
+
+
+def _tune(study: Study, options: RunOptions) -> tuple[int, bool]:
+    """Train the pilots that are missing, and choose each variant's value when all have been tried.
+
+    Returns:
+        The exit code, and whether the values are chosen.
+    """
+    say(f"pilots   of {some_names(study.untuned)}: values of one setting")
+    code, results = _run_pilots(pilot_of(study), study, options)
+    if results is None:
+        return code, False
+    tried = {name: study.tried[name] for name in study.untuned}
+    tuned = choose_all(tried, study.file.pilot_seeds or [], results, study.file.measure in HIGHER_IS_BETTER)
+    for name, found in tuned.items():
+        edge = ", an edge of the values that were tried" * found.at_edge
+        say(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
+    if not options.dry_run:
+        write_tuned(study.folder, {**study.tuned, **tuned})
+    return 0, not options.dry_run
+
+
+def _halve(study: Study, options: RunOptions) -> tuple[int, bool]:
+    """Train what is missing of the next rung, and drop variants when all its runs have been tried.
+
+    Returns:
+        The exit code, and whether the rung is finished.
+    """
+    rung, halving = study.next_rung, study.file.halving
+    assert rung is not None and halving is not None
+    say(f"rung     {rung} of {len(halving.rungs)}: {halving.rungs[rung - 1]:.4g} of the steps")
+    short = rung_of(study)
+    code, results = _run_pilots(short, study, options)
+    if results is None:
+        return code, False
+    found: list[RungResult] = []
+    for comparison in short.comparisons:
+        names = [full_name((comparison.name, variant)) for variant in comparison.variants]
+        baseline = full_name((comparison.name, comparison.baseline or ""))
+        own = {name: results.get(name, {}) for name in names}
+        found += drop(rung, own, baseline, halving.keep, study.file.measure in HIGHER_IS_BETTER)
+    for each in found:
+        if not each.kept:
+            missed = ", and may be no worse than one that is kept" * each.may_be_missed
+            say(f"dropped  {each.variant}{missed}")
+    if not options.dry_run:
+        write_kept(study.folder, [*study.rungs, *found])
+    return 0, not options.dry_run
+
+
+def _run_pilots(
+    pilot: Study, study: Study, options: RunOptions
+) -> tuple[int, dict[str, dict[int, float]] | None]:
+    """Train what a study of pilots lacks, whose folder is in that of the *study*.
+
+    Returns:
+        The exit code, and the results by full name and seed; None while a run has not been tried.
+    """
+    code = 0
+    if untried(pilot):
+        if not options.dry_run:  # so that the study's folder can be named from now on
+            study.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(study.folder / STUDY_FILE, study.text)
+        code = run_study(pilot, options)
+        if options.dry_run or options.slurm or untried(pilot):
+            say(f"then     {study_command('run', study.name)} again, when these runs are finished")
+            return code, None
+    results: dict[str, dict[int, float]] = {}
+    for run in load_results(pilot):
+        value = run.result(study.file.measure, study.file.last_validations)
+        if value is not None:
+            results.setdefault(run.planned.full_name, {})[run.planned.seed] = value
+    return code, results
+
+
+def untried(pilot: Study) -> list[PlannedRun]:
+    """The runs that have neither finished nor failed."""
+    return [run for run in pilot.runs if run_state(pilot, run)[0] in ("missing", "unfinished")]
+
+
+def _check_for_jobs(study: Study) -> None:
+    """Refuse a study whose files are not found from the working directory, that of a job."""
+    try:
+        check_runs(parse_study(study.text, study.name, study.folder))
+    except UserError as error:
+        raise UserError(f"{error} (jobs look for it from {Path.cwd()}; give an absolute path)") from None
+
+
+def _opening(study: Study, todo: Sequence[PlannedRun]) -> list[str]:
+    variants = f"{len(study.of_first_seed)} variants x {len(study.file.seeds)} seeds"
+    return [
+        f"study    {study.name}: {study.title}",
+        f"runs     {len(study.runs)}: {variants}, in {study.folder}",
+        *(f"design   {each.design.described}" for each in study.comparisons if each.design),
+        f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs",
+    ]
+
+
+def _devices() -> list[str]:
+    """The CUDA devices that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return given or [str(index) for index in range(torch.cuda.device_count())]
+
+
+def study_command(command: str, study: object) -> str:
+    """A command line about a study, to be copied."""
+    return shlex.join(["python", "-m", "pretrain.study", command, str(study)])
