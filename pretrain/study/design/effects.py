@@ -19,7 +19,9 @@ from pretrain.study.statistics.linear_model import Estimate, Fit, Levels, Matrix
 from pretrain.study.statistics.ranks import FAR
 
 FEWEST_DEGREES = 5
-"""Interactions are in the model if so many degrees of freedom are left for the error."""
+"""Interactions are in the model if so many degrees of freedom are left for the error, and LEFT_OVER."""
+LEFT_OVER = 0.25
+"""Of the runs: a model with nearly as many columns as runs fits their noise."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class Effects:
     def model(self) -> Terms:
         """The columns that are fitted: with interactions of two factors where these can be told apart."""
         terms = self.terms(True)
-        enough = len(self.data) >= terms.width + FEWEST_DEGREES
+        runs = len(self.data)
+        enough = runs - terms.width >= max(FEWEST_DEGREES, LEFT_OVER * runs)
         if enough and np.linalg.matrix_rank(self.matrix(terms)) == terms.width:
             return terms
         return self.main

@@ -136,6 +136,15 @@ def test_interactions_are_seen_where_they_can_be(tmp_path):
     assert unseen.interactions == {}
 
 
+@pytest.mark.parametrize(("finished", "seen"), [(256, True), (90, True), (88, False)])
+def test_interactions_wait_until_the_runs_can_bear_them(tmp_path, finished, seen):
+    """They take 67 columns, and a quarter of the runs is to be left for the error."""
+    found, values = seeds_of(design(tmp_path, "full", 256), (1,))
+    order = np.random.default_rng(0).permutation(list(values))[:finished]
+    effects = Effects(found, {variant: values[variant] for variant in order})
+    assert bool(effects.model.interactions) == seen
+
+
 def seeds_of(found, seeds, noise=None, **options):
     return found, planted(found, seeds, noise or normal(3), **options)
 
