@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, run_main, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from benchmarks.throughput import SHAPES  # noqa: E402
 
@@ -101,7 +101,7 @@ def main() -> None:
         peak, _ = peak_flops(device, torch.bfloat16 if bf16 else torch.float32)
         rate = copy_rate(device)
     times = dict.fromkeys((*GROUPS, "everything else"), 0.0)
-    flops = 0
+    flops = 0.0
     for event in profiler.events():
         group = group_of_event(event)
         times[group] += event.self_cpu_time_total / 1e6 / STEPS
@@ -137,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

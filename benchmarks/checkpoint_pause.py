@@ -18,9 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.helpers import parser_of, write  # noqa: E402
+from benchmarks.helpers import parser_of, run_main, write  # noqa: E402
 from benchmarks.one_trainer import OneTrainer, trainer_of  # noqa: E402 - before torch
-from model.presets import named_model  # noqa: E402
+from model.presets import preset  # noqa: E402
 from pretrain.checkpoint.state import TrainingState  # noqa: E402
 from pretrain.checkpoint.store import CheckpointStore  # noqa: E402
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--stage", type=int, default=2)
     options = parser.parse_args()
     flags = ["--precision", "fp32", "--ds_config", str(ROOT / f"ds_configs/zero{options.stage}.json")]
-    with trainer_of(named_model(options.model), 2, *flags) as one:
+    with trainer_of(preset(options.model), 2, *flags) as one:
         alone, size, found = measure(one, options.rounds)
         device = one.session.world.device.type
     described = f"{options.model}, ZeRO {options.stage}, {size / 2**20:,.0f} MiB a checkpoint"
@@ -76,4 +76,4 @@ def measure(one: OneTrainer, rounds: int) -> tuple[float, int, dict[str, list[tu
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

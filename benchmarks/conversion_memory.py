@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.helpers import parser_of, run_ranks, write  # noqa: E402
+from benchmarks.helpers import parser_of, run_main, run_ranks, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 
 
@@ -103,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

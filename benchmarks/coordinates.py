@@ -20,7 +20,7 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
-from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, say, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, run_main, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.initialization import initialize  # noqa: E402
 from model.parameters import is_hidden, parameter_specs  # noqa: E402
@@ -200,4 +200,4 @@ def _style(name: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

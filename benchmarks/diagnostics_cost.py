@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, run_main, write  # noqa: E402
 from benchmarks.one_trainer import one_trainer  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.diagnostics.in_loop import Diagnostics  # noqa: E402
@@ -52,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

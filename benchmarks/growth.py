@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from benchmarks.helpers import MAIN_FLAGS, parser_of, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, parser_of, run_main, write  # noqa: E402
 from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from model.attention import Attention, attend  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
@@ -63,14 +63,13 @@ def main() -> None:
         for _ in range(options.steps):
             steps.append(one.seconds(one.step))
             checks.append(one.seconds(check))
-        step, check = statistics.median(steps), statistics.median(checks)
+        step, checking = statistics.median(steps), statistics.median(checks)
         parameters = session.model.num_parameters()
         print(
             f"{options.model}: {parameters:,} parameters at the start; a step of "
-            f"{session.tokens_per_step:,} tokens "
-            f"{step:.3f} s, a check {check:.3f} s: {check / (options.every * step + check):.2%} of the "
-            "time at one "
-            f"every {options.every} steps"
+            f"{session.tokens_per_step:,} tokens {step:.3f} s, a check {checking:.3f} s: "
+            f"{checking / (options.every * step + checking):.2%} of the time at one every {options.every} "
+            "steps"
         )
         heads = session.model.heads
         changes = [Change(layer, count, "grow") for layer, count in enumerate(heads)]
@@ -129,12 +128,13 @@ def use_first_heads(attention: Attention, count: int) -> None:
         hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
     ) -> Tensor:
         query, key, value = (F.linear(hidden, getattr(attention, part).weight[:width]) for part in "qkv")
+        out: Tensor = attention.o.weight  # type: ignore[assignment]
         heads, _ = attention.whole_heads(query, key, value, table, mask, offsets)
         output = attend(heads, attention.scale, attention.window, attention.attention).flatten(2)
-        return F.linear(output, attention.o.weight[:, :width])
+        return F.linear(output, out[:, :width])
 
     attention.forward = forward  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from model.errors import run_command
 from pretrain.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def parser_of(
     )
     parser.add_argument("--out", metavar="FILE.json", help="write all figures as JSON, too")
     return parser
+
+
+def run_main(main: Callable[[], None]) -> NoReturn:
+    """Run a benchmark's *main* and end the process; bad input is one line, as of the commands."""
+    sys.exit(run_command(lambda _: main(), None))
 
 
 def command_line_of(*flags: str) -> CommandLine:

@@ -28,7 +28,7 @@ import torch._dynamo  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from benchmarks.helpers import parser_of, say, seconds_of, wait, write  # noqa: E402
+from benchmarks.helpers import parser_of, run_main, say, seconds_of, wait, write  # noqa: E402
 from model import head_loss, loss  # noqa: E402
 from model.block_attention import block_attention  # noqa: E402
 from pretrain.engine.compiling import missing_compiler  # noqa: E402
@@ -100,7 +100,9 @@ def time_loss(options: argparse.Namespace) -> list[dict[str, Any]]:
         with mock.patch.dict(loss.CHUNK_ELEMENTS, {options.device: 2**power}):
             return loss.cross_entropy(logits, labels, options.vocabulary)
 
-    variants = {f"2^{power}": partial(chunks_of, power) for power in LOSS_POWERS[options.device]}
+    variants: dict[str, Run] = {
+        f"2^{power}": partial(chunks_of, power) for power in LOSS_POWERS[options.device]
+    }
     return fastest(variants, (logits,), torch.ones((), device=options.device))
 
 
@@ -191,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -16,7 +16,7 @@ sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
-from benchmarks.helpers import parser_of, write  # noqa: E402
+from benchmarks.helpers import parser_of, run_main, write  # noqa: E402
 from model.documents import HAS_VARLEN  # noqa: E402
 from pretrain.engine.compiling import missing_compiler  # noqa: E402
 from pretrain.runtime.hardware import describe_device, detect_device, supports_bf16  # noqa: E402
@@ -53,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

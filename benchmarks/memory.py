@@ -23,9 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.helpers import command_line_of, parser_of, run_ranks, write  # noqa: E402
+from benchmarks.helpers import command_line_of, parser_of, run_main, run_ranks, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
-from model.errors import UserError  # noqa: E402
 from model.presets import preset  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
@@ -138,10 +137,7 @@ def main() -> None:
     )
     parser.add_argument("--trace", action="store_true")
     options = parser.parse_args()
-    try:
-        what = {"model": preset(options.model), "buckets": {}} if options.model else {}
-    except UserError as error:
-        parser.error(str(error))
+    model, buckets = (preset(options.model), {}) if options.model else (SMALL, BUCKETS)
     rows: list[dict[str, Any]] = []
     print("| stage | dtype | DP | recompute | predicted MiB | measured MiB | error | at |")
     print("|---|---|---|---|---|---|---|---|")
@@ -156,7 +152,8 @@ def main() -> None:
             options.micro_batch,
             options.accumulation,
             options.tensor_parallel,
-            **what,
+            model,
+            buckets,
         )
         ranks = case.measured(options.trace)
         plan = case.predicted("cuda" if "device" in ranks[0] else "cpu")
@@ -182,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -88,6 +88,7 @@ def one_trainer(*flags: str) -> Iterator[OneTrainer]:
         session = build_session(run, read_ds_config(command.ds_config), open_data(run, print), world)
         with Metrics(session.run.folder, total_steps=run.steps, mode="disabled") as metrics:
             trainer = Trainer(session, metrics)
+            trainer._data_checked = True  # its saves do not wait for the corpora's hashes
             trainer.engine = trainer._build_engine()
             trainer.engine.train()
             with BatchPrefetcher(lambda index: session.micro_batch(0, index), start=0) as batches:

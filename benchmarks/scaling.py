@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import throughput  # noqa: E402
-from benchmarks.helpers import parser_of, rank_variables, say, write  # noqa: E402
+from benchmarks.helpers import parser_of, rank_variables, run_main, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
 from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
@@ -220,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -38,7 +38,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.helpers import parser_of, say, write  # noqa: E402
+from benchmarks.helpers import parser_of, run_main, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 
 
@@ -83,7 +83,7 @@ SHAPES = {
     "354m": Shape(1024, 24, "16x24", "4x3,8x3,16x18", 1024, 16, 50257, 10),
     "757m": Shape(1536, 24, "16x24", "6x3,12x3,16x18", 1024, 8, 50257, 10),
 }
-CONTENDERS = {
+CONTENDERS: dict[str, dict[str, Any]] = {
     "ours": {"program": "ours", "kind": "llama"},
     "ours-compiled": {"program": "ours", "kind": "llama", "compile": True},
     "ours-gpt2": {"program": "ours", "kind": "gpt2"},
@@ -207,11 +207,11 @@ def measure(
     """
     requests, results = {}, {}
     for name in names:
-        contender = CONTENDERS[name]
-        schedule = contender.get("schedule")
-        model = shape.model(str(contender["kind"]), getattr(shape, str(schedule)) if schedule else None)
+        described = CONTENDERS[name]
+        schedule = described.get("schedule")
+        model = shape.model(described["kind"], getattr(shape, schedule) if schedule else None)
         request = session_request(options, model.to_json(), shape.micro_batch)
-        requests[name] = request | {"nanogpt": options.nanogpt, "flags": options.flags} | contender
+        requests[name] = request | {"nanogpt": options.nanogpt, "flags": options.flags} | described
         results[name] = Result(name, model.flops_per_token())
     limit = 0.0
     failed: set[str] = set()
@@ -346,8 +346,8 @@ def main() -> None:
     shape = SHAPES[options.shape]
     for name in names:
         schedule = CONTENDERS[name].get("schedule")
-        if schedule and getattr(shape, str(schedule)) is None:
-            have = [key for key, other in SHAPES.items() if getattr(other, str(schedule)) is not None]
+        if schedule and getattr(shape, schedule) is None:
+            have = [key for key, other in SHAPES.items() if getattr(other, schedule) is not None]
             parser.error(
                 f"contenders: {name} is not valid with --shape {options.shape}; valid: {', '.join(have)}"
             )
@@ -371,4 +371,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

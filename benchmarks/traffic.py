@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 import model.attention  # noqa: E402
 import model.rotary  # noqa: E402
 import model.transformer  # noqa: E402
-from benchmarks.helpers import parser_of, write  # noqa: E402
+from benchmarks.helpers import parser_of, run_main, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
 from model.linears import joint_columns  # noqa: E402
@@ -133,6 +133,7 @@ swiglu.register_autograd(
 
 def gated(self: FeedForward, hidden: Tensor) -> Tensor:
     """FeedForward.forward of a gated network, with one kernel between the products."""
+    assert self.gate is not None
     if self.joint:
         return self.down(swiglu(*joint_columns(hidden, (self.gate, self.up))))
     return self.down(swiglu(self.gate(hidden), self.up(hidden)))
@@ -307,4 +308,4 @@ def estimate(config: ModelConfig, tokens: int, flops: int, products: float, othe
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

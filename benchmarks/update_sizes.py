@@ -22,7 +22,7 @@ sys.path[0] = str(ROOT)
 import torch  # noqa: E402
 
 from benchmarks.coordinates import batches, training  # noqa: E402
-from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, write  # noqa: E402
+from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, run_main, write  # noqa: E402
 from model.initialization import initialize  # noqa: E402
 from model.parameters import parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
@@ -127,4 +127,4 @@ def _draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -35,7 +35,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from benchmarks.helpers import parser_of, say, seconds_of, wait, write  # noqa: E402
+from benchmarks.helpers import parser_of, run_main, say, seconds_of, wait, write  # noqa: E402
 
 ROUNDS = 5
 KERNELS = {
@@ -174,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
