@@ -108,7 +108,7 @@ def prepare_command(corpus: Path, folder: Path, processes: int) -> list[str]:
     return [sys.executable, "-m", "pretrain.prepare", *words.split()]
 
 
-OURS = "pretrain.prepare.command"
+OURS = "pretrain.prepare"
 
 
 def throughput(

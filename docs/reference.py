@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -110,11 +109,11 @@ def _table(rows) -> list[str]:
 
 
 def commands_page() -> str:
-    """What each command's --help prints."""
-    found = {"train": ("pretrain.main", cli.TRAIN), **cli.commands()}
-    lines = ["# Commands", "", "Also `python -m MODULE`, from any folder.", ""]
-    for name, (module, text) in found.items():
-        lines += [f"## {name}", "", f"{text[0].upper()}{text[1:]} (`{module}`).", ""]
+    """What --help of each command and subcommand prints."""
+    os.environ["COLUMNS"] = "100"
+    lines = ["# Commands", ""]
+    for name, text in {"train": cli.TRAIN, **{name: of[1] for name, of in cli.commands().items()}}.items():
+        lines += [f"## {name}", "", f"{text[0].upper()}{text[1:]}.", ""]
         if name == "train":
             lines += [
                 "Its flags are the [settings](settings.md), `--config`, `--ds_config`, `--print_config` and",
@@ -122,10 +121,9 @@ def commands_page() -> str:
                 "",
             ]
             continue
-        environment = os.environ | {"COLUMNS": "100"}
-        command = [sys.executable, "-m", module, "--help"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
-        lines += ["```text", done.stdout.rstrip(), "```", ""]
+        for subcommand, printed in cli.help_texts(name).items():
+            title = [f"### {name} {subcommand}", ""] if subcommand else []
+            lines += [*title, "```text", printed.rstrip(), "```", ""]
     return "\n".join(lines)
 
 

@@ -122,10 +122,16 @@ def _quoted(words: Iterable[str]) -> str:
 
 def _words(name: str) -> list[str]:
     """Subcommands and flags of a command, from its help texts."""
-    text = _help(name, [])
-    subcommands = WORDS.findall(text)
-    texts = [text, *(_help(name, [subcommand]) for subcommand in subcommands)]
-    return list(dict.fromkeys([*subcommands, *(flag for each in texts for flag in FLAG.findall(each))]))
+    texts = help_texts(name)
+    return list(
+        dict.fromkeys([*list(texts)[1:], *(flag for each in texts.values() for flag in FLAG.findall(each))])
+    )
+
+
+def help_texts(name: str) -> dict[str, str]:
+    """What a command and its subcommands print for --help: its own under "", then by subcommand."""
+    own = _help(name, [])
+    return {"": own} | {subcommand: _help(name, [subcommand]) for subcommand in WORDS.findall(own)}
 
 
 def _help(name: str, arguments: list[str]) -> str:

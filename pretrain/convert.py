@@ -2,7 +2,7 @@
 
 Reads any checkpoint (ZeRO stage, data- and tensor-parallel size) on one machine without a GPU, writes
 safetensors, configuration, tokenizer and model card, loads the folder afresh and compares its logits with our
-model's. ``--from_hf DIR --out runs/NAME`` is the way back: a run to continue pretraining from.
+model's. ``--from_hf DIR --out runs/NAME`` is the other direction: a run to continue pretraining from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ConvertOptions:
     run: str | None = None
     """a run's folder, such as runs/NAME"""
     from_hf: str | None = None
-    """the way back: make a run of this Llama, Qwen3, GPT-2 or native folder"""
+    """the other direction: make a run of this Llama, Qwen3, GPT-2 or native folder"""
     step: Count | None = None
     """which checkpoint (default: the newest valid one)"""
     format: Literal["auto", "native", "llama", "qwen3"] = "auto"
