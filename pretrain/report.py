@@ -25,7 +25,7 @@ from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
 from pretrain.runtime.signals import Stopped
-from pretrain.runtime.together import together
+from pretrain.runtime.watched import run_watched
 from pretrain.utils.output import shielded
 from pretrain.utils.text import labelled
 
@@ -237,7 +237,7 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
             trainer.metrics.close()
             sample: list[str] = []
             with shielded("sample", sample.append):
-                sample += together(lambda: _sample_lines(trainer), world)
+                sample += run_watched(lambda: _sample_lines(trainer), world)
             if not world.is_main:
                 return []
             lines += [*_results(session.hooks, session), *sample, *_results(extensions(), session)]

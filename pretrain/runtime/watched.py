@@ -20,7 +20,7 @@ GRACE_SECONDS = 2.0
 """What has failed on one rank may be about to fail, or to end well, on this one, too."""
 
 
-def together(work: Callable[[], T], world: World) -> T:
+def run_watched(work: Callable[[], T], world: World) -> T:
     """What *work* returns, which is collective. When it fails or is interrupted on one rank, the others leave
     it, too. To be called once in a process.
 
@@ -39,7 +39,7 @@ def together(work: Callable[[], T], world: World) -> T:
         if world.device.type == "cuda":
             torch.cuda.set_device(world.device)  # a thread begins with the first one
 
-    result = ThreadPoolExecutor(1, "together", begin_thread).submit(work)
+    result = ThreadPoolExecutor(1, "watched", begin_thread).submit(work)
     try:
         while not result.done():
             wait([result], POLL_SECONDS)
