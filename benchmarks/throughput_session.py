@@ -207,7 +207,7 @@ def train_nanogpt(request: Request) -> None:
     sys.path.insert(0, request["nanogpt"])
     for name in [name for name in sys.modules if name == "model" or name.startswith("model.")]:
         del sys.modules[name]  # this project's package, which has the same name
-    from model import GPT, GPTConfig  # type: ignore[attr-defined]
+    from model import GPT, GPTConfig
 
     model = request["model"]
     config = GPTConfig(

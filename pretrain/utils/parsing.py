@@ -145,7 +145,7 @@ def parse_fraction(text: str) -> Fraction | None:
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is five times as fast
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc]
+class _Loader(_SafeLoader):
     """YAML's safe loader, which refuses a key that a mapping gives twice, and reads as YAML 1.2 does: 3e-4 is
     a number, a date is text."""
 

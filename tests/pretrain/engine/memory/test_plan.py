@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from benchmarks.memory import Case
 from model.config import block
 from model.parameters import parameter_specs
 from model.presets import preset
@@ -150,11 +149,6 @@ def test_plan_is_a_plain_record():
 @pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "bf16"), (3, "fp32")])
 def test_real_session_takes_what_is_predicted(stage: int, precision: str):
     """Growth of resident memory of a fresh process; docs/log/memory.md has the whole table."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
-    try:
-        from memory import Case  # type: ignore[import-not-found]
-    finally:
-        sys.path.pop(0)
     case = Case(stage, precision)
     measured = case.measured()[0]
     predicted = case.predicted("cuda" if "device" in measured else "cpu").peak
