@@ -45,12 +45,11 @@ from model.errors import UserError, run_command, shown  # noqa: E402
 from pretrain.config.command_line import CommandParser, parse_command_line  # noqa: E402
 from pretrain.metrics.file import encoded  # noqa: E402
 from pretrain.study.planned import Study  # noqa: E402
-from pretrain.study.results import STUDY_FILE, RunResult, check_settings, load_results  # noqa: E402
+from pretrain.study.results import RunResult, check_settings, load_results  # noqa: E402
 from pretrain.study.running.run import RunOptions, run_study  # noqa: E402
 from pretrain.study.statistics.paired import mean_of, tokens_to_reach  # noqa: E402
 from pretrain.study.study_file import OF_A_STUDY, parse_study  # noqa: E402
 from pretrain.study.summaries import Sample, View, view_of  # noqa: E402
-from pretrain.utils.files import write_atomically  # noqa: E402
 from pretrain.utils.plotting import count_axis, saved_figure  # noqa: E402
 from pretrain.utils.tables import aligned  # noqa: E402
 from pretrain.utils.text import human_number  # noqa: E402
@@ -75,8 +74,6 @@ def speedrun(arguments: list[str]) -> int:
         check_settings(study)
     except UserError as error:
         raise UserError(str(error).replace("--out", "--runs")) from None
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / STUDY_FILE, study.text)
     with contextlib.redirect_stdout(sys.stderr):
         if code := run_study(study, RunOptions()):
             return code

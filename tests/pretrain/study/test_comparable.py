@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from tests.pretrain.study.report.conftest import planted, small_study, view_of
+from pretrain.study.summaries import view_of
+from tests.pretrain.study.report.conftest import planted, small_study
 
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from pretrain.study import summaries
 from pretrain.study.report.tables import sections
+from pretrain.study.summaries import view_of
 from tests.helpers.planted_runs import planned_study, planted_rows, result
 
 SETTINGS = {"steps": 80, "global_batch_tokens": 512}
@@ -15,10 +15,6 @@ SETTINGS = {"steps": 80, "global_batch_tokens": 512}
 def small_study(folder=Path("runs/small"), **values):
     """A study of the recipe micro, of 80 steps of 512 tokens."""
     return planned_study(folder, **({"recipe": "micro", "seeds": 3, "settings": SETTINGS} | values))
-
-
-def view_of(study, results):
-    return summaries.view_of(study, list(results))
 
 
 def planted(study, loss, more=lambda run: {}, without=(), **options):

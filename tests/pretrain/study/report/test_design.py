@@ -7,8 +7,9 @@ import json
 import numpy as np
 
 from pretrain.study.report.page import terminal_lines, write_report
+from pretrain.study.summaries import view_of
 from tests.helpers.planted_runs import planned_study
-from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, table_of, view_of
+from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, table_of
 
 LAYERS = {f"layer_{layer}": [2, 4, 8, 16] for layer in range(4)}
 OF_LAST = {"2": 0.06, "4": 0.02, "8": 0.0, "16": 0.0}

@@ -12,8 +12,9 @@ from scipy.stats import ttest_1samp
 from model.errors import UserError
 from pretrain.study.report.page import intervals_say, terminal_lines, write_report
 from pretrain.study.results import load_results
+from pretrain.study.summaries import view_of
 from tests.helpers.planted_runs import plant, result
-from tests.pretrain.study.report.conftest import planted, small_study, view, view_of
+from tests.pretrain.study.report.conftest import planted, small_study, view
 
 TITLE = "Does <order> matter & *why*?"
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "near": {"heads": "4x4"}}

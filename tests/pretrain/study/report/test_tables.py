@@ -12,6 +12,7 @@ from pretrain.study.report.figures import tokens_saved
 from pretrain.study.report.page import opening
 from pretrain.study.report.tables import NOTHING
 from pretrain.study.results import load_results
+from pretrain.study.summaries import view_of
 from tests.helpers.planted_runs import plant, planted_rows, result
 from tests.pretrain.study.report.conftest import (
     SETTINGS,
@@ -20,7 +21,6 @@ from tests.pretrain.study.report.conftest import (
     small_study,
     table_of,
     view,
-    view_of,
 )
 
 # Three schedules of four layers with three seeds; losses in nats.

@@ -62,7 +62,7 @@ def stand_in(monkeypatch):
     return use
 
 
-def session(study, folder, parallel=1):
+def session(study, parallel=1):
     """How many runs are finished after a session, which have failed, and what it said."""
     stream = io.StringIO()
     failed = Scheduler(study, [Slot(index) for index in range(parallel)], stream).run()
@@ -71,23 +71,23 @@ def session(study, folder, parallel=1):
 
 def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path):
     began = stand_in()
-    finished, failed, text = session(study, tmp_path / "s", parallel=2)
+    finished, failed, text = session(study, parallel=2)
     assert (finished, failed) == (6, {})
     assert [name for name, *_ in began] == [planned.name for planned in study.runs]
     assert {slot for _, slot, _ in began} == {0, 1}
     assert "finished prism-s1: val_loss 4.5000" in text
-    assert session(study, tmp_path / "s")[0] == 6 and len(began) == 6
+    assert session(study)[0] == 6 and len(began) == 6
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(study, stand_in, tmp_path):
     stand_in(prism_s1="--fail 3")
-    finished, failed, text = session(study, tmp_path / "s")
+    finished, failed, text = session(study)
     assert finished == 5 and failed == {"prism-s1": "exit code 2: error: data: no such corpus"}
     assert run_state(study, study.runs[1])[0] == "failed"
     assert "failed   prism-s1: exit code 2" in text
     began = stand_in()
     before = len(began)
-    assert session(study, tmp_path / "s")[0] == 6 and [name for name, *_ in began[before:]] == ["prism-s1"]
+    assert session(study)[0] == 6 and [name for name, *_ in began[before:]] == ["prism-s1"]
     assert "began at step 2" in (tmp_path / "s/logs/prism-s1.log").read_text()
 
 
@@ -115,7 +115,7 @@ def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_i
     states = [run_state(study, planned)[0] for planned in study.runs]
     assert states[0] == "unfinished" and set(states[2:]) == {"missing"}
     stand_in()
-    assert session(study, tmp_path / "s")[0] == 6
+    assert session(study)[0] == 6
     for planned in study.runs:  # no step twice, none left out
         steps = [row["step"] for row in run_state(study, planned)[1]]
         assert steps == [1, 2, 3, 4, 5]
@@ -123,20 +123,20 @@ def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_i
 
 def test_a_run_that_pauses_by_itself_goes_on(study, stand_in, tmp_path):
     began = stand_in(every="--pause 2")
-    assert session(study, tmp_path / "s")[0] == 6 and [name for name, *_ in began].count("prism-s1") == 3
+    assert session(study)[0] == 6 and [name for name, *_ in began].count("prism-s1") == 3
 
 
 def test_a_run_that_pauses_without_a_step_has_failed(study, monkeypatch, tmp_path):
     pausing = [sys.executable, "-c", "raise SystemExit(75)"]
     monkeypatch.setattr(scheduler, "run_command_line", lambda *given: (pausing, {}))
-    finished, failed, _ = session(study, tmp_path / "s", parallel=3)
+    finished, failed, _ = session(study, parallel=3)
     assert finished == 0 and len(failed) == 6
 
 
 def test_progress_says_how_much_time_is_left(study, stand_in, tmp_path, monkeypatch):
     stand_in(every="--seconds 0.05")
     monkeypatch.setattr(scheduler.Scheduler.__init__, "__defaults__", (None, 0.2))
-    text = session(study, tmp_path / "s")[2]
+    text = session(study)[2]
     lines = [line for line in text.splitlines() if line.startswith("progress")]
     shares = [float(line.split()[1].rstrip("%")) for line in lines]
     assert len(lines) > 2 and shares == sorted(shares)
@@ -253,7 +253,7 @@ def test_a_session_ends_when_the_ranks_have_saved(study, monkeypatch, tmp_path):
 
     thread = threading.Thread(target=stop)
     thread.start()
-    finished, failed, _ = session(study, tmp_path / "s")
+    finished, failed, _ = session(study)
     thread.join()
     assert (tmp_path / "saved").exists() and finished == 0 and not failed
 
