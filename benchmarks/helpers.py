@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from model.errors import run_command
+from pretrain.runtime.command import run_command
 from pretrain.utils.files import write_atomically
 
 if TYPE_CHECKING:

@@ -41,9 +41,10 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from benchmarks.helpers import MAIN_FLAGS, parser_of, say, write  # noqa: E402
-from model.errors import UserError, run_command, shown  # noqa: E402
+from model.errors import UserError, shown  # noqa: E402
 from pretrain.config.command_line import CommandParser, parse_command_line  # noqa: E402
 from pretrain.metrics.file import encoded  # noqa: E402
+from pretrain.runtime.command import run_command  # noqa: E402
 from pretrain.study.planned import Study  # noqa: E402
 from pretrain.study.results import RunResult, check_settings, load_results  # noqa: E402
 from pretrain.study.running.run import RunOptions, run_study  # noqa: E402

@@ -18,9 +18,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
-from model.errors import UserError, closest, run_command, shown
+from model.errors import UserError, closest, shown
 from pretrain.config.command_line import CommandParser
 from pretrain.extensions import EXTENSIONS
+from pretrain.runtime.command import run_command
 
 PROGRAM = "head-schedules"
 TRAIN = "train a model, or go on with a run, on one process"

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from model.declared import Count, declared
-from model.errors import UserError, run_command
+from model.errors import UserError
 from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.options import parse_options
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import check_output, output_folder
+from pretrain.runtime.command import run_command
 
 
 @declared()

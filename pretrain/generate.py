@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from model.declared import Count, FromZero, Positive, declared
-from model.errors import run_command
 from pretrain.config.options import parse_options
 from pretrain.hf.model_folder import check_model
+from pretrain.runtime.command import run_command
 
 if TYPE_CHECKING:
     from torch import Tensor

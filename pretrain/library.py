@@ -16,9 +16,10 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from model.errors import INTERRUPTED, UserError
+from model.errors import UserError
 from pretrain.config.command_line import find_ds_config, parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import check_environment
 from pretrain.runtime.signals import StopListener, Stopped
 from pretrain.utils.text import labelled

@@ -17,9 +17,9 @@ if __name__ == "__main__" and __spec__ is None:
     # belongs there.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from model.errors import INTERRUPTED, prepare_process
 from pretrain.config.command_line import parse_command_line
 from pretrain.library import check_run, run_session
+from pretrain.runtime.command import INTERRUPTED, prepare_process
 from pretrain.runtime.environment import environment_rank, settle_waiting_threads
 from pretrain.runtime.exit import end_after, leave
 from pretrain.runtime.signals import StopListener, Stopped

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, run_command
+from model.errors import UserError
 from model.heads import draw_heads, format_heads
 from model.parallel_plan import DTYPE_BYTES, ParallelPlan, plan
 from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import named_model
+from pretrain.runtime.command import run_command
 from pretrain.utils.plotting import saved_figure
 from pretrain.utils.tables import aligned
 from pretrain.utils.text import say

@@ -25,9 +25,10 @@ from urllib.parse import urlsplit
 import xxhash
 
 from model.declared import declared, from_plain, to_plain
-from model.errors import UserError, check_installed, shown
+from model.errors import UserError, shown
 from pretrain.checkpoint.finder import STEP, checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
+from pretrain.utils.extras import check_installed
 from pretrain.utils.files import CHUNK_BYTES, atomic_file, atomic_folder, open_regular, write_atomically
 from pretrain.utils.parsing import MOST_BYTES, read_json
 from pretrain.utils.text import labelled, say

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, run_command
+from model.errors import UserError
 from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.command_line import CommandParser
+from pretrain.runtime.command import run_command
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import say
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from model.errors import UserError, closest, not_installed, shown
+from model.errors import UserError, closest, shown
+from pretrain.utils.extras import not_installed
 from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import MOST_BYTES, check_nesting
 

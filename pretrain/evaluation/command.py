@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.declared import Count, Positive, declared
-from model.errors import UserError, run_command
+from model.errors import UserError
 from pretrain.config.options import parse_options
 from pretrain.evaluation.checks import check_tasks, existing_data_dir, resolve_tasks
 from pretrain.hf.model_folder import check_model
+from pretrain.runtime.command import run_command
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
 from pretrain.utils.variables import check_variables

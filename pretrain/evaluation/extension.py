@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from model.errors import UserError, check_installed
+from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.evaluation.checks import check_tasks, existing_data_dir
 from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.environment import environment_rank
+from pretrain.utils.extras import check_installed
 
 
 class Evaluation(Extension):

@@ -15,9 +15,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, closest, run_command, shown
+from model.errors import UserError, closest, shown
 from pretrain.config.command_line import RECIPES, CommandParser, parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.runtime.command import run_command
 
 LARGEST_OPTION = 1_000_000
 """Most nodes, GPUs, GiB and TFLOP/s: more is a typing error, and its arithmetic might not end."""

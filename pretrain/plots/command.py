@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from model.errors import UserError, run_command
+from model.errors import UserError
 from pretrain.config.command_line import CommandParser
 from pretrain.metrics.file import FILE_NAME, Columns
+from pretrain.runtime.command import run_command
 from pretrain.utils.plotting import count_axis, logarithmic, saved_figure
 from pretrain.utils.text import labelled, say
 

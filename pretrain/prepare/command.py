@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from model.declared import Positive, declared
-from model.errors import UserError, run_command
+from model.errors import UserError
 from pretrain.config.options import parse_options
 from pretrain.data.corpus import Corpus
 from pretrain.data.making.assemble import VALIDATION_FRACTION, Selection
@@ -27,6 +27,7 @@ from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.hub import HubDataset
 from pretrain.prepare.sources.pipes import pipes_as_files
 from pretrain.prepare.sources.with_validation import WithValidation
+from pretrain.runtime.command import run_command
 from pretrain.utils.files import own_path
 from pretrain.utils.text import say
 from pretrain.utils.variables import check_variables

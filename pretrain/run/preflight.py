@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from model.errors import UserError, check_installed, closest
+from model.errors import UserError, closest
 from model.process_grid import check_world
 from pretrain.checkpoint.mirror import check_mirror
 from pretrain.config.run_config import RunConfig
@@ -15,6 +15,7 @@ from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
 from pretrain.extensions import extensions
 from pretrain.runtime.environment import check_threads, read_environment
+from pretrain.utils.extras import check_installed
 from pretrain.utils.variables import check_variables
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -19,13 +18,11 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import UserError, missing_extra, shown
+from model.errors import UserError, shown
+from pretrain.runtime.command import BAD_INPUT, bad_input
 
 FAILED = 1
 """Exit code after an error that the user's input did not cause."""
-BAD_INPUT = 2
-NOTHING_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a file system that is full, or read only."""
 KEY = "head_schedules/first_failure"
 DONE_KEY = "head_schedules/rank_0_is_done"
 # Rank 0 gives wandb up to a minute; no rank waits longer than this for a rank 0 that hangs.
@@ -40,13 +37,11 @@ STORE_TIMEOUT = timedelta(seconds=5)
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
     """Print how this rank failed, if it is the first, and end the process.
 
-    Bad input (UserError) and a file that cannot be read or written are one line and exit code BAD_INPUT, as
-    of the other commands (run_command); anything else is this rank's traceback and FAILED. Lines of ranks
-    other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
+    Bad input is one line and exit code BAD_INPUT, as of the other commands (run_command); anything else is
+    this rank's traceback and FAILED. Lines of ranks other than 0 name the rank and its host. A rank that is
+    not the first ends with the first one's code.
     """
-    if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
-        error = UserError(f"{shown(str(error.filename or 'a file'), 200, plain=True)}: {error.strerror}")
-    error = missing_extra(error) or error
+    error = bad_input(error) or error
     code = BAD_INPUT if isinstance(error, UserError) else FAILED
     store = _store()
     if store is None:

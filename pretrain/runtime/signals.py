@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from model.errors import INTERRUPTED
+from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.launchers import gone, launchers
 
 STOPPED = 75

@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, run_command, shown
+from model.errors import UserError, shown
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
+from pretrain.runtime.command import run_command
 from pretrain.study.planned import Study
 from pretrain.study.results import (
     CONFIGS,

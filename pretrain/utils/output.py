@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, print_any_text, shown
+from model.errors import UserError, shown
 from pretrain.utils.text import labelled
+
+
+def print_any_text() -> None:
+    """Let standard output and error take any text: what their encoding lacks is written with backslashes."""
+    for name in ("stdout", "stderr"):
+        # None: it was closed when Python began.
+        stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, stream)
 
 
 class _LastingFile(io.FileIO):

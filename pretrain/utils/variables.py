@@ -11,8 +11,12 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from model.errors import SET_ASIDE, UserError, closest, folder_problem, shown
+from model.errors import UserError, closest, shown
+
+SET_ASIDE: dict[str, str] = {}
+"""What prepare_process has taken out of the environment."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,16 @@ def _one_of(*valid: str, upper: bool = False) -> Callable[[str], str | None]:
         return f"give {', '.join(valid[:-1])} or {valid[-1]}{closest(value, valid)}"
 
     return problem
+
+
+def folder_problem(path: str) -> str | None:
+    """Why nothing can be written into a folder, which is made; None if something can."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        usable = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        return f"it cannot be made ({error.strerror}); give a folder that can be written"
+    return None if usable else "it cannot be written; give another folder"
 
 
 def _number(value: str) -> str | None:

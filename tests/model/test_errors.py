@@ -1,57 +1,11 @@
-"""How commands end: the exit code, one line, and no traceback."""
+"""The line of bad input."""
 
-import errno
-import sys
-
-import pytest
-
-from model.errors import UserError, run_command
-
-
-def raising(error):
-    def command(arguments):
-        raise error
-
-    return command
-
-
-ENDS = [
-    (UserError("heads: 5 does not divide"), 2, "error: heads: 5 does not divide"),
-    (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 2, "error: a.txt: No such file"),
-    (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
-    (KeyboardInterrupt(), 130, "interrupted; go on"),
-]
-
-
-@pytest.mark.parametrize(("error", "code", "line"), ENDS)
-def test_one_line_and_the_exit_code(capsys, error, code, line):
-    assert run_command(raising(error), [], "interrupted; go on") == code
-    assert capsys.readouterr().err.strip() == line
+from model.errors import UserError
 
 
 def test_a_notebook_shows_the_line():
     """IPython asks for it by this name."""
     assert UserError("heads: 5")._render_traceback_() == ["error: heads: 5"]
-
-
-def test_of_several_ranks_the_first_speaks(capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert run_command(raising(UserError("heads: 5")), []) == 2
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("error", [ValueError("a defect"), OSError("of a library")])
-def test_defects_keep_their_traceback(error):
-    with pytest.raises(type(error), match=str(error)):
-        run_command(raising(error), [])
-
-
-def test_arguments_are_the_process_own_unless_given(monkeypatch):
-    seen = []
-    monkeypatch.setattr(sys, "argv", ["program", "--a", "b"])
-    assert run_command(seen.append, None) == run_command(seen.append, ("c",)) == 0
-    assert seen == [["--a", "b"], ["c"]]
 
 
 def test_a_message_is_one_line_of_bounded_length():

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, run_command
+from model.errors import UserError
 from pretrain.checkpoint.finder import existing_steps
 from pretrain.config.command_line import CommandParser
+from pretrain.runtime.command import run_command
 
 
 def build_parser() -> CommandParser:

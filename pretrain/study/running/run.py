@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.errors import INTERRUPTED, UserError
+from model.errors import UserError
 from pretrain.config.command_line import ROOT
 from pretrain.run.lock import RunLock
+from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.contrasts import full_name

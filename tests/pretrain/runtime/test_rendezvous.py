@@ -96,7 +96,10 @@ def test_a_rank_without_its_gpu_ends_all_of_them_at_once(tmp_path):
 
 
 ALONE = BROKEN_GPU.replace("rank = int", "rendezvous.MEETING = timedelta(seconds=3)\nrank = int")
-ALONE = ALONE.replace("import torch\n", "import model.errors\nmodel.errors.prepare_process()\nimport torch\n")
+ALONE = ALONE.replace(
+    "import torch\n",
+    "import pretrain.runtime.command\npretrain.runtime.command.prepare_process()\nimport torch\n",
+)
 ALONE = ALONE.replace('== "0"', '== "none"')
 
 

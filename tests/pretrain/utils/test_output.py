@@ -15,7 +15,7 @@ for _ in range(3): {TEXT}
 open(ARGV, 'w').write('went on')
 """
 COMMAND = f"""
-from model.errors import run_command
+from pretrain.runtime.command import run_command
 def command(arguments): {TEXT}
 raise SystemExit(run_command(command, None))
 """

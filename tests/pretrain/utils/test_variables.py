@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from model import errors
 from model.errors import UserError
+from pretrain.runtime.command import prepare_process
+from pretrain.utils import variables
 from pretrain.utils.variables import VARIABLES, check_variables
 
 NAMES = [(variable.use, name) for variable in VARIABLES for name in variable.names.split()]
@@ -28,7 +29,7 @@ VALID = {
 def clean(monkeypatch):
     for _, name in NAMES:
         monkeypatch.delenv(name, raising=False)
-    errors.SET_ASIDE.clear()
+    variables.SET_ASIDE.clear()
 
 
 @pytest.mark.parametrize(("use", "name"), NAMES)
@@ -52,7 +53,7 @@ def test_each_kind_of_value(monkeypatch, tmp_path, use, name):
 def test_a_cache_that_is_not_used_is_no_obstacle(monkeypatch):
     """torch makes it while it is imported."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/x")
-    errors.prepare_process()
+    prepare_process()
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
     check_variables("start", "gloo", "plots")
     with pytest.raises(UserError, match=r"^TORCHINDUCTOR_CACHE_DIR: '/proc/x' in the environment"):
@@ -61,7 +62,7 @@ def test_a_cache_that_is_not_used_is_no_obstacle(monkeypatch):
 
 def test_text_is_opened_in_a_named_encoding():
     """Whatever the locale is."""
-    root = Path(errors.__file__).parents[1]
+    root = Path(variables.__file__).parents[2]
     unnamed = []
     for path in [*root.glob("model/*.py"), *root.glob("pretrain/**/*.py")]:
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -1,0 +1,94 @@
+"""How a command begins and ends: prepare_process makes it independent of its environment, run_command ends it
+with an exit code and, after bad input, one line."""
+
+from __future__ import annotations
+
+import errno
+import locale
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from model.errors import UserError, shown
+from pretrain.runtime.environment import environment_rank
+from pretrain.utils.extras import missing_extra
+from pretrain.utils.output import print_any_text
+from pretrain.utils.variables import SET_ASIDE, folder_problem
+
+BAD_INPUT = 2
+"""Exit codes: after bad input, after Ctrl-C, and when the reader of the output has closed it."""
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+NOTHING_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a file system that is full, or read only."""
+
+
+def run_command(
+    command: Callable[[list[str]], object],
+    arguments: Sequence[str] | None,
+    interrupted: str = "interrupted",
+) -> int:
+    """Run a command and print in one line what ended it early; of several ranks only rank 0 prints.
+
+    Args:
+        command: takes the command line, without the program's name.
+        arguments: the command line; None takes the process's own.
+        interrupted: printed after Ctrl-C.
+
+    Returns:
+        The exit code: 0; 2 for bad input (see bad_input); 130 after Ctrl-C; 141 when the reader of the
+        output has closed it (``| head``).
+    """
+    if arguments is None:
+        prepare_process()
+    try:
+        command(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return 0
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
+    except KeyboardInterrupt:
+        code, line = INTERRUPTED, f"\n{interrupted}"
+    except Exception as error:
+        if (refusal := bad_input(error)) is None:
+            raise
+        code, line = BAD_INPUT, f"error: {refusal}"
+    if environment_rank() == 0:
+        print(line, file=sys.stderr)
+    return code
+
+
+def bad_input(error: BaseException) -> UserError | None:
+    """Return *error* as bad input, if it is: a UserError, a file that cannot be read or written, a disk that
+    is full, or the failed import of a package of EXTRAS.
+
+    Other errors of the system, such as a library's lost connection, name no file.
+    """
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
+        where = f"{shown(str(error.filename), 200, plain=True)}: " if error.filename else ""
+        return UserError(f"{where}{error.strerror}")
+    return missing_extra(error)
+
+
+def prepare_process() -> None:
+    """Prepare a program's own process, before it imports anything heavy.
+
+    Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
+    Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
+    number. torch makes its folder for compiled code when it is imported: one that cannot be used is no
+    obstacle until something is compiled. And its C++ prints pages of frames for a rank that is gone, which
+    gets a line here.
+    """
+    other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
+    if other and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    print_any_text()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ and folder_problem(os.environ[name]):
+        SET_ASIDE[name] = os.environ.pop(name)
