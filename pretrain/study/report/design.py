@@ -160,7 +160,7 @@ def _draw_effects(analysed: dict[str, Effects], path: Path, value: str) -> bool:
     if not shown:
         return False
     titles = [": ".join(filter(None, (name, factor.name))) for name, _, factor in shown]
-    with panel_axes(path, titles, columns=5, width=3.4, sharey=True) as axes:
+    with panel_axes(path, titles, columns=4, width=2.8, sharey=True) as axes:
         for axis, (_, effects, factor) in zip(axes, shown, strict=True):
             of_factor = [each for each in effects.levels if each.factor == factor.name]
             axis.axhline(0, color="gray", linewidth=0.8)
@@ -182,7 +182,8 @@ def _draw_effects(analysed: dict[str, Effects], path: Path, value: str) -> bool:
             axis.set_xticks(range(len(factor.levels)), factor.levels)
             axis.set_xlim(-0.5, len(factor.levels) - 0.5)
             axis.set_xlabel("heads" if factor.layers else "level")
-        axes[0].set_ylabel(f"effect on {value}")
+            if axis.get_subplotspec().is_first_col():
+                axis.set_ylabel(f"effect on {value}")
     return True
 
 
