@@ -34,6 +34,8 @@ class LevelEffect:
     least_squares: Estimate
     robust: Estimate | None
     """None where the fit did not converge, or left no error."""
+    behind: int
+    """How many runs of the level fell behind."""
 
 
 @dataclass(frozen=True)
@@ -192,10 +194,12 @@ class Effects:
             weights = self.model.effects(place)
             fits = [self.least_squares.of(weights), self.robust.of(weights) if self.robust else None]
             of_level = [self.design.rows[variant][place] for variant, _, _ in self.data]
+            behind = [self.design.rows[variant][place] for variant, _ in self.behind]
             for level, name in enumerate(factor.levels):
                 plain, robust = (fit[level] if fit else None for fit in fits)
                 assert plain is not None
-                found.append(LevelEffect(factor.name, name, of_level.count(level), plain, robust))
+                counts = of_level.count(level), behind.count(level)
+                found.append(LevelEffect(factor.name, name, counts[0], plain, robust, counts[1]))
         return found
 
     @cached_property

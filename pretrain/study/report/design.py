@@ -99,6 +99,7 @@ EFFECTS: dict[str, Callable[[Row], str]] = {
     "runs": lambda row: str(row["runs"]),
     "effect [95 % interval]": lambda row: _interval(row["least_squares"]),
     "Huber's [95 % interval]": lambda row: _interval(row["robust"]),
+    "fell behind": lambda row: str(row["behind"]),
 }
 VARIANCE: dict[str, Callable[[Row], str]] = {
     "term": lambda row: row["term"],

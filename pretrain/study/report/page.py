@@ -136,9 +136,9 @@ def behind_say(view: View) -> list[str]:
     """Which runs fell behind, by the rule that is stated; none is dropped."""
     if not view.behind:
         return []
-    rule = f"more than {FAR:g} robust standard deviations worse than the median of their variant"
-    if view.effects:
-        rule += ", in a design than the robust fit"
+    fits = ["the median of their variant"] * (len(view.effects) < len(view.summaries))
+    fits += ["the robust fit of their design"] * bool(view.effects)
+    rule = f"worse than {' or '.join(fits)} by more than {FAR:g} robust standard deviations"
     of_all = len([run for each in view.every for run in each.values])
     names = ", ".join(sorted(view.behind))
     return [f"{len(view.behind)} of {of_all} ({rule}; they are in every figure): {names}."]

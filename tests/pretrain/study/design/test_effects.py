@@ -186,6 +186,7 @@ def test_one_run_far_off_moves_the_robust_fit_less(tmp_path):
     first = next(line for line in effects.levels if (line.factor, line.level) == ("layer_0", "2"))
     assert first.least_squares.value > 0.03
     assert abs(first.robust.value) < 0.006
+    assert [line.behind for line in effects.levels if line.factor == "layer_0"] == [1, 0, 0, 0]
     # Huber's condition holds at the fit: residuals cut at 1.345 scales are orthogonal to the columns.
     matrix = effects.matrix(effects.model)
     residuals = effects.response - matrix @ effects.robust.coefficients

@@ -36,7 +36,7 @@ def test_a_report_has_effects_and_pictures(tmp_path):
     effects = {(row["factor"], row["level"]): row for row in table_of(view, "effects")}
     assert len(effects) == 16
     shown = effects["layer_3", "2"]
-    assert shown["runs"] == "8"
+    assert (shown["runs"], shown["fell behind"]) == ("8", "0")
     assert shown["effect [95 % interval]"].startswith("+0.04")
     assert abs(float(effects["layer_0", "2"]["effect [95 % interval]"].split()[0])) < 0.002
     assert rows_of(view, "variance")["layer_3"]["share"] > rows_of(view, "variance")["layer_0"]["share"]
