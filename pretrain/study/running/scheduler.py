@@ -251,7 +251,7 @@ class Scheduler:
         return sum(run.flops * min(1.0, self._step(run) / run.run.steps) for run in self.study.runs)
 
     def _start(self, planned: PlannedRun, slot: Slot) -> None:
-        begun = (planned.folder / "latest").is_file()
+        begun, began_at = (planned.folder / "latest").is_file(), self._step(planned)
         command, environment = run_command_line(self.study, planned, slot, begun)
         failed_mark(planned).unlink(missing_ok=True)
         with (self.study.folder / LOGS / f"{planned.name}.log").open("ab") as log:
@@ -264,7 +264,7 @@ class Scheduler:
                 # Ctrl-C reaches this process alone, which asks the runs to save.
                 start_new_session=True,
             )
-        self._running.append(_Running(planned, slot, process, self._step(planned)))
+        self._running.append(_Running(planned, slot, process, began_at))
         if self.stopped is not None:  # the signal came while the process was started
             process.send_signal(signal.SIGTERM)
 

@@ -121,7 +121,16 @@ def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_i
         assert steps == [1, 2, 3, 4, 5]
 
 
-def test_a_run_that_pauses_by_itself_goes_on(study, stand_in, tmp_path):
+def test_a_run_that_pauses_by_itself_goes_on(study, stand_in, monkeypatch):
+    """Also one that has paused before the scheduler, on a busy machine, looks at it."""
+    popen = subprocess.Popen
+
+    def started_and_ended(*arguments, **options):
+        process = popen(*arguments, **options)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(scheduler.subprocess, "Popen", started_and_ended)
     began = stand_in(every="--pause 2")
     assert session(study)[0] == 6 and [name for name, *_ in began].count("prism-s1") == 3
 
