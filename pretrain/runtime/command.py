@@ -13,7 +13,7 @@ from model.errors import UserError, shown
 from pretrain.runtime.environment import environment_rank
 from pretrain.utils.extras import missing_extra
 from pretrain.utils.output import print_any_text
-from pretrain.utils.variables import SET_ASIDE, folder_problem
+from pretrain.utils.variables import set_aside_compile_cache
 
 BAD_INPUT = 2
 """Exit codes: after bad input, after Ctrl-C, and when the reader of the output has closed it."""
@@ -79,9 +79,7 @@ def prepare_process() -> None:
 
     Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
     Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
-    number. torch makes its folder for compiled code when it is imported: one that cannot be used is no
-    obstacle until something is compiled. And its C++ prints pages of frames for a rank that is gone, which
-    gets a line here.
+    number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here.
     """
     other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
     if other and os.environ.get("PYTHONUTF8") != "1":
@@ -89,6 +87,4 @@ def prepare_process() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     print_any_text()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    if name in os.environ and folder_problem(os.environ[name]):
-        SET_ASIDE[name] = os.environ.pop(name)
+    set_aside_compile_cache()

@@ -16,7 +16,7 @@ from pathlib import Path
 from model.errors import UserError, closest, shown
 
 SET_ASIDE: dict[str, str] = {}
-"""What prepare_process has taken out of the environment."""
+"""What has been taken out of the environment until it is needed."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,14 @@ VARIABLES = (
     Variable("plots", "MPLCONFIGDIR", folder_problem),
     Variable("wandb", "WANDB_MODE", _one_of("online", "offline", "disabled", "shared", "dryrun", "run")),
 )
+
+
+def set_aside_compile_cache() -> None:
+    """Take a folder for compiled code that cannot be used out of the environment, before torch is imported,
+    which would make it: it is no obstacle until something is compiled."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ and folder_problem(os.environ[name]):
+        SET_ASIDE[name] = os.environ.pop(name)
 
 
 def check_variables(*uses: str) -> None:

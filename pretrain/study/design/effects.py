@@ -31,11 +31,11 @@ class LevelEffect:
     factor: str
     level: str
     runs: int
+    behind: int
+    """How many of the runs fell behind."""
     least_squares: Estimate
     robust: Estimate | None
     """None where the fit did not converge, or left no error."""
-    behind: int
-    """How many runs of the level fell behind."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Effects:
                 plain, robust = (fit[level] if fit else None for fit in fits)
                 assert plain is not None
                 counts = of_level.count(level), behind.count(level)
-                found.append(LevelEffect(factor.name, name, counts[0], plain, robust, counts[1]))
+                found.append(LevelEffect(factor.name, name, *counts, plain, robust))
         return found
 
     @cached_property

@@ -4,7 +4,6 @@ the 256 runs of map-small; ``-s`` prints what was found."""
 from __future__ import annotations
 
 import gc
-import json
 
 import numpy as np
 import pytest
@@ -12,30 +11,23 @@ from statsmodels.stats.multitest import multipletests
 
 from pretrain.study.design.effects import Effects
 from pretrain.study.statistics.linear_model import Fit
-from pretrain.study.study_file import find_study, read_study
 from tests.pretrain.study.design.test_effects import design, normal, planted
-from tests.pretrain.study.design.test_real_study import LOSSES
+from tests.pretrain.study.design.test_real_study import of_map_small
 
 SD = 0.01
-
-
-def map_small():
-    (comparison,) = read_study(find_study("map-small"), check_runs=False).comparisons
-    return comparison.design
 
 
 @pytest.fixture(scope="module")
 def seen():
     """What the robust fit of map-small leaves unexplained: 256 values, one of them at +0.18."""
-    losses = {variant: {301: loss} for variant, loss in json.loads(LOSSES.read_text()).items()}
-    effects = Effects(map_small(), losses)
+    effects = of_map_small()
     residuals = effects.response - effects.matrix(effects.model) @ effects.robust.coefficients
     return residuals - residuals.mean()
 
 
 def a_design(tmp_path, kind):
     if kind == "map-small":
-        return map_small()
+        return of_map_small().design
     return design(tmp_path, kind, 64 if kind == "fractional" else 256)
 
 

@@ -21,11 +21,16 @@ FACTORS = 5
 PAIRS = list(itertools.combinations(range(FACTORS), 2))
 
 
-@pytest.fixture(scope="module")
-def effects():
+def of_map_small():
+    """The analysis of its 256 runs."""
     (comparison,) = read_study(find_study("map-small"), check_runs=False).comparisons
     losses = json.loads(LOSSES.read_text())
     return Effects(comparison.design, {variant: {301: loss} for variant, loss in losses.items()})
+
+
+@pytest.fixture(scope="module")
+def effects():
+    return of_map_small()
 
 
 def columns(levels):
