@@ -55,7 +55,8 @@ class Primary:
     """A contrast that was stated with the design."""
 
     name: str
-    estimate: Estimate
+    estimate: Estimate | None
+    """None for one of an interaction, where interactions are not in the model."""
     robust: Estimate | None
     adjusted: float
     """p after Holm's adjustment for the number of the design's contrasts."""
@@ -295,22 +296,24 @@ class Effects:
         """The design's contrasts, with Holm's adjustment."""
         from statsmodels.stats.multitest import multipletests
 
-        found: list[tuple[str, Estimate, Estimate | None]] = []
+        places = {factor.name: place for place, factor in enumerate(self.design.factors)}
+        found: list[tuple[str, Estimate | None, Estimate | None]] = []
         for name, contrast in self.design.contrasts.items():
-            names = [factor.name for factor in self.design.factors]
-            place = names.index(contrast.factor)
-            levels = self.design.factors[place].levels
-            of_level = self.model.effects(place)
-            plus, minus = (
-                np.mean([of_level[levels.index(level)] for level in side], axis=0)
-                for side in (contrast.plus, contrast.minus)
-            )
-            weights = (plus - minus)[None]
-            robust = self.robust.of(weights)[0] if self.robust else None
-            found.append((name, self.least_squares.of(weights)[0], robust))
+            plain = robust = None
+            if contrast.by is None or self.model.interactions:
+                sides = {}
+                for difference in contrast.differences:
+                    index = self.design.factors[places[difference.factor]].levels.index
+                    plus, minus = map(index, difference.plus), map(index, difference.minus)
+                    sides[places[difference.factor]] = [*plus], [*minus]
+                weights = self.model.difference(sides)[None]
+                plain = self.least_squares.of(weights)[0]
+                robust = self.robust.of(weights)[0] if self.robust else None
+            found.append((name, plain, robust))
         if not found:
             return []
-        adjusted = multipletests([plain.p for _, plain, _ in found], method="holm")[1]
+        # One that is not known yet counts all the same.
+        adjusted = multipletests([plain.p if plain else 1 for _, plain, _ in found], method="holm")[1]
         return [Primary(*each, float(p)) for each, p in zip(found, adjusted, strict=True)]
 
     @cached_property

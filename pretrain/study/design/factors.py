@@ -28,12 +28,34 @@ _LAYERS = re.compile(r"layers?_(\d{1,4})(?:-(\d{1,4}))?")
 
 
 @declared()
-class LevelContrast:
-    """A contrast of levels of one factor: the mean effect of some less that of others."""
+class LevelDifference:
+    """The mean of some levels of one factor less that of others."""
 
     factor: Text
     plus: Names
     minus: Names
+
+    @property
+    def formula(self) -> str:
+        """As it is printed."""
+        return f"{self.factor}: {', '.join(self.plus)} − {', '.join(self.minus)}"
+
+
+@declared()
+class LevelContrast:
+    """A contrast of levels of one factor; with *by* how much larger that difference is at some levels of
+    another factor than at others, which is an interaction."""
+
+    factor: Text
+    plus: Names
+    minus: Names
+    by: LevelDifference | None = None
+
+    @property
+    def differences(self) -> list[LevelDifference]:
+        """Its own, and that of *by* if it has one."""
+        own = LevelDifference(self.factor, self.plus, self.minus)
+        return [own] if self.by is None else [own, self.by]
 
 
 @declared()
@@ -135,10 +157,10 @@ def read_design(file: DesignFile, heads: Sequence[int]) -> tuple[Design, dict[st
         rows[name] = tuple(row)
         settings[name] = _combined(factors, row, heads)
     contrasts = file.contrasts or {}
-    _check_contrasts(contrasts, factors)
     predict = {name: _levels(factors, name, given) for name, given in (file.predict or {}).items()}
     # Of all combinations any columns hold every one equally often; there is nothing to count.
     strength = min(4, len(factors)) if file.kind == "full" else strength_of(array, counts)
+    _check_contrasts(contrasts, factors, strength)
     return Design(factors, strength, rows, contrasts, predict), settings
 
 
@@ -206,16 +228,23 @@ def _joined(settings: Settings, own: Settings, factor: str) -> Settings:
     return joined
 
 
-def _check_contrasts(contrasts: Mapping[str, LevelContrast], factors: Sequence[Factor]) -> None:
+def _check_contrasts(
+    contrasts: Mapping[str, LevelContrast], factors: Sequence[Factor], strength: int
+) -> None:
     for name, contrast in contrasts.items():
         where = f"design.contrasts.{shown(name, plain=True)}"
-        factor = _named(factors, contrast.factor, f"{where}.factor")
-        named = [*contrast.plus, *contrast.minus]
-        for level in named:
-            if level not in factor.levels or named.count(level) > 1:
-                refuse(
-                    where, level, f"levels of {factor.name} are {', '.join(factor.levels)}; name each once"
-                )
+        for key, difference in zip((where, f"{where}.by"), contrast.differences, strict=False):
+            factor = _named(factors, difference.factor, f"{key}.factor")
+            named = [*difference.plus, *difference.minus]
+            for level in named:
+                if level not in factor.levels or named.count(level) > 1:
+                    valid = f"levels of {factor.name} are {', '.join(factor.levels)}; name each once"
+                    refuse(key, level, valid)
+        if contrast.by and contrast.by.factor == contrast.factor:
+            refuse(f"{where}.by.factor", contrast.by.factor, "name another factor than the contrast's own")
+        if contrast.by and strength < min(4, len(factors)):
+            valid = f"in this design {SEEN[strength]}; take kind full or more runs, or leave it out"
+            refuse(f"{where}.by", contrast.by.factor, valid)
 
 
 def _levels(factors: Sequence[Factor], name: str, given: str | dict[str, str]) -> dict[str, str]:

@@ -42,6 +42,8 @@ def said(view: View) -> Iterator[str]:
             f"{where}{levels} level effects, each with a 95 % interval that is not adjusted: if nothing "
             f"mattered, {levels * (1 - CONFIDENCE):.2g} would exclude zero by chance, on average{primary}."
         )
+        if unseen := [each.name for each in effects.primary if each.estimate is None]:
+            yield f"{where}{', '.join(unseen)}: not known; so few runs do not show interactions."
         fit = effects.least_squares
         yield f"{where}Residual sd {fit.sd:.4f} on {fit.degrees} degrees of freedom."
         if effects.lack_of_fit is None:
@@ -81,8 +83,7 @@ def rows(view: View) -> dict[str, dict[str, list[Row]]]:
 
 def _primary(effects: Effects, found: Any) -> Row:
     contrast = effects.design.contrasts[found.name]
-    formula = f"{contrast.factor}: {', '.join(contrast.plus)} − {', '.join(contrast.minus)}"
-    return asdict(found) | {"formula": formula}
+    return asdict(found) | {"formula": "; by ".join(each.formula for each in contrast.differences)}
 
 
 def _interval(found: Row | None, form: str = "+.4f") -> str:
@@ -113,8 +114,8 @@ PRIMARY: dict[str, Callable[[Row], str]] = {
     "of": lambda row: row["formula"],
     "difference [95 % interval]": lambda row: _interval(row["estimate"]),
     "Huber's [95 % interval]": lambda row: _interval(row["robust"]),
-    "p": lambda row: _p(row["estimate"]["p"]),
-    "adjusted p": lambda row: _p(row["adjusted"]),
+    "p": lambda row: _p(row["estimate"]["p"]) if row["estimate"] else NOTHING,
+    "adjusted p": lambda row: _p(row["adjusted"]) if row["estimate"] else NOTHING,
 }
 PREDICTIONS: dict[str, Callable[[Row], str]] = {
     "schedule": lambda row: row["name"],

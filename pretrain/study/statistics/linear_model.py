@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,26 @@ class Terms:
         """What multiplies the coefficients to give the effect of each level: (levels, width)."""
         weights = np.zeros((self.counts[factor], self.width))
         weights[:, self.slices[factor]] = self.codes[factor]
+        return weights
+
+    def difference(self, sides: Mapping[int, tuple[Sequence[int], Sequence[int]]]) -> Matrix:
+        """What multiplies the coefficients to give the mean of some levels less that of others: (width,).
+
+        Args:
+            sides: by factor, the levels that are added and those that are subtracted; of two factors, whose
+                interaction is in the model, the difference of one at the levels of the other that are added
+                less the difference at those that are subtracted.
+        """
+        codes = {
+            factor: self.codes[factor][list(plus)].mean(axis=0) - self.codes[factor][list(minus)].mean(axis=0)
+            for factor, (plus, minus) in sides.items()
+        }
+        first, *second = sorted(codes)
+        weights = np.zeros(self.width)
+        if second:
+            weights[self.slices[first, second[0]]] = np.outer(codes[first], codes[second[0]]).ravel()
+        else:
+            weights[self.slices[first]] = codes[first]
         return weights
 
 

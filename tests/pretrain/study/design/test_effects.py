@@ -217,6 +217,54 @@ def test_contrasts_are_adjusted_by_holm(tmp_path):
         assert each.adjusted == pytest.approx(worst)
 
 
+def test_a_contrast_by_another_factor_is_a_difference_of_differences(tmp_path):
+    """By hand from the means of the cells; that of an array in which factors come in either order."""
+    factors = {"layer_0": [2, 4, 8], "layer_1": [2, 4], "optimizer.learning_rate": [1e-3, 2e-3, 4e-3]}
+    contrasts = {
+        "by rate": {
+            "factor": "layer_0",
+            "plus": 2,
+            "minus": [4, 8],
+            "by": {"factor": "optimizer.learning_rate", "plus": 4e-3, "minus": 1e-3},
+        },
+        "by layer": {
+            "factor": "optimizer.learning_rate",
+            "plus": [2e-3, 4e-3],
+            "minus": 1e-3,
+            "by": {"factor": "layer_1", "plus": 4, "minus": 2},
+        },
+        "alone": {"factor": "layer_1", "plus": 2, "minus": 4},
+    }
+    found = design(tmp_path, "full", None, factors, contrasts=contrasts)
+    steep = planted(found, (1, 2), normal(8, 1e-3), extra=lambda row: 0.1 * (row[0] == 0) * (row[2] == 2))
+    effects = Effects(found, steep)
+
+    def mean(**fixed):
+        rows = [v for v, row in found.rows.items() if all(row[int(k[1])] == at for k, at in fixed.items())]
+        return np.mean([list(steep[variant].values()) for variant in rows])
+
+    primary = {each.name: each for each in effects.primary}
+    at = {rate: mean(f0=0, f2=rate) - (mean(f0=1, f2=rate) + mean(f0=2, f2=rate)) / 2 for rate in (0, 2)}
+    assert primary["by rate"].estimate.value == pytest.approx(at[2] - at[0], abs=1e-12)
+    assert primary["by rate"].estimate.value == pytest.approx(0.1, abs=2e-3)
+    assert primary["by rate"].robust.value == pytest.approx(0.1, abs=2e-3)
+    at = {layer: (mean(f1=layer, f2=1) + mean(f1=layer, f2=2)) / 2 - mean(f1=layer, f2=0) for layer in (0, 1)}
+    assert primary["by layer"].estimate.value == pytest.approx(at[1] - at[0], abs=1e-12)
+    assert primary["alone"].estimate.value == pytest.approx(mean(f1=0) - mean(f1=1), abs=1e-12)
+    # Of each seed's 18 runs two have 2 heads and a given rate, and four have 4 or 8.
+    sd = effects.least_squares.sd
+    error = sd * math.sqrt(2 * (1 / 4 + 1 / 8))
+    width = primary["by rate"].estimate.high - primary["by rate"].estimate.low
+    assert width == pytest.approx(2 * stats.t.ppf(0.975, effects.least_squares.degrees) * error)
+
+    few = Effects(found, {v: steep[v] for v in list(steep)[:9]})
+    unknown = {each.name: each for each in few.primary}
+    assert unknown["by rate"].estimate is None
+    assert unknown["by rate"].robust is None
+    assert unknown["by rate"].adjusted == 1
+    assert unknown["alone"].adjusted == pytest.approx(min(1, 3 * unknown["alone"].estimate.p))
+
+
 def test_the_best_and_stated_schedules_are_predicted(tmp_path):
     predict = {"rising": "2,4,8,16", "first": {"layer_0": 2}}
     found = design(tmp_path, "fractional", 64, predict=predict)

@@ -38,6 +38,11 @@ def study(text=DESIGN, **design):
     return parse_study(yaml.safe_dump({"recipe": "micro"} | values, sort_keys=False), "it", Path("runs/it"))
 
 
+def by(factor, plus, minus):
+    own = {"factor": "layer_0", "plus": 2, "minus": 4}
+    return {"x": own | {"by": {"factor": factor, "plus": plus, "minus": minus}}}
+
+
 def test_every_row_is_a_variant_with_its_levels():
     found = study()
     (comparison,) = found.comparisons
@@ -118,6 +123,17 @@ def test_designs_stand_beside_other_comparisons():
         ({"contrasts": {"x": {"factor": "layer_0", "plus": 3, "minus": 4}}}, "contrasts.x: '3' is not valid"),
         ({"contrasts": {"x": {"factor": "layer_0", "plus": 4, "minus": 4}}}, "name each once"),
         ({"contrasts": {n: {"factor": "layer_0", "plus": 2, "minus": 4} for n in "abcd"}}, "contrasts"),
+        ({"contrasts": by("y", 4, 2)}, "design.contrasts.x.by.factor: 'y' is not valid; factors are"),
+        ({"contrasts": by("layer_0", 4, 2)}, "name another factor than the contrast's own"),
+        (
+            {"contrasts": by("scale", "cubic", "sqrt")},
+            "contrasts.x.by: 'cubic' is not valid; levels of scale",
+        ),
+        ({"contrasts": by("scale", "linear", "sqrt")}, "interactions of two other factors; take kind full"),
+        (
+            {"contrasts": by("scale", "linear", "sqrt"), "kind": "fractional", "runs": 64},
+            "with each other; take",
+        ),
         ({"predict": {"x": "2,4,8,8"}}, "layers of layers_1-2 have one head count"),
         ({"predict": {"x": "3,4,4,8"}}, "design.predict.x: '3' is not valid; levels of layer_0 are"),
         ({"predict": {"x": {"layer_5": 2}}}, "design.predict.x: 'layer_5' is not valid"),

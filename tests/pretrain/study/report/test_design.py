@@ -8,6 +8,7 @@ import numpy as np
 
 from pretrain.study.report.page import terminal_lines, write_report
 from pretrain.study.summaries import view_of
+from pretrain.utils.tables import NOTHING
 from tests.helpers.planted_runs import planned_study
 from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, table_of
 
@@ -56,9 +57,24 @@ def test_a_report_has_effects_and_pictures(tmp_path):
     assert "adjusted (Holm)" in printed
 
 
-def test_interactions_are_drawn_where_they_are_seen(tmp_path):
-    study = study_in(tmp_path, seeds=1, kind="full", runs=None)
+def test_interactions_are_drawn_and_compared_where_they_are_seen(tmp_path):
+    by_first = {
+        "factor": "layer_3",
+        "plus": 2,
+        "minus": 16,
+        "by": {"factor": "layer_0", "plus": [2, 4], "minus": 8},
+    }
+    study = study_in(tmp_path, seeds=1, kind="full", runs=None, contrasts={"by first": by_first})
+    early = {run.name: loss(run) for run in study.runs[:40]}
+    view = view_of(study, planted(study, early))
+    said = "by first: not known; so few runs do not show interactions."
+    assert any(said in line for line in terminal_lines(view))
+    contrast = rows_of(view, "primary")["by first"]
+    assert {contrast[name] for name in ("p", "adjusted p", "difference [95 % interval]")} == {NOTHING}
     view = view_of(study, planted(study, loss))
+    contrast = rows_of(view, "primary")["by first"]
+    assert contrast["of"] == "layer_3: 2 − 16; by layer_0: 2, 4 − 8"
+    assert abs(float(contrast["difference [95 % interval]"].split()[0])) < 0.001
     assert "interactions.png" in {path.name for path in write_report(view)}
     assert not any("Mixed with" in line or "is mixed" in line for line in terminal_lines(view))
 
