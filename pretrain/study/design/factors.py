@@ -42,20 +42,16 @@ class LevelDifference:
 
 
 @declared()
-class LevelContrast:
-    """A contrast of levels of one factor; with *by* how much larger that difference is at some levels of
-    another factor than at others, which is an interaction."""
+class LevelContrast(LevelDifference):
+    """A contrast of a design; with *by* how much larger its difference is at some levels of another factor
+    than at others, which is an interaction."""
 
-    factor: Text
-    plus: Names
-    minus: Names
     by: LevelDifference | None = None
 
     @property
     def differences(self) -> list[LevelDifference]:
         """Its own, and that of *by* if it has one."""
-        own = LevelDifference(self.factor, self.plus, self.minus)
-        return [own] if self.by is None else [own, self.by]
+        return [self, self.by] if self.by else [self]
 
 
 @declared()
