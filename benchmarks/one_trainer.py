@@ -29,9 +29,10 @@ from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
 from pretrain.engine.patches import prepare_deepspeed  # noqa: E402
 from pretrain.engine.quiet import quiet_deepspeed  # noqa: E402
 from pretrain.metrics.session import Metrics  # noqa: E402
+from pretrain.open_session import build_session  # noqa: E402
 from pretrain.run.data import open_data  # noqa: E402
+from pretrain.run.session import Session  # noqa: E402
 from pretrain.runtime.world import start_world  # noqa: E402
-from pretrain.session import Session, build_session  # noqa: E402
 from pretrain.trainer import Trainer  # noqa: E402
 
 ZERO2 = str(ROOT / "ds_configs/zero2.json")

@@ -71,11 +71,11 @@ def train_ours(request: Request) -> None:
     from pretrain.engine.quiet import quiet_deepspeed
 
     quiet_deepspeed()
+    from pretrain.open_session import open_session
     from pretrain.report import build_metrics
     from pretrain.run.hooks import Hook, HookResult
     from pretrain.runtime.control import Control
     from pretrain.runtime.signals import StopListener
-    from pretrain.session import open_session
     from pretrain.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as own:

@@ -131,10 +131,10 @@ def run_session(
     with listener.at_once():
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+        from pretrain.open_session import open_session
         from pretrain.report import build_metrics, closing, finished_already, opening
         from pretrain.runtime.control import Control
         from pretrain.runtime.watchdog import Watchdog
-        from pretrain.session import open_session
         from pretrain.trainer import Trainer
 
     with open_session(run, ds_config, listener) as session:

@@ -14,7 +14,7 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.session import Session
+from pretrain.run.session import Session
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import ROOT, fit, nano_run
 from tests.helpers.training import build as build_session

@@ -17,9 +17,10 @@ from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
+from pretrain.open_session import build_session
 from pretrain.run.data import open_data
+from pretrain.run.session import Session
 from pretrain.runtime.world import World, single_world, start_world
-from pretrain.session import Session, build_session
 from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
 
