@@ -205,7 +205,8 @@ def _check_for_jobs(study: Study) -> None:
 
 
 def _opening(study: Study, todo: Sequence[PlannedRun]) -> list[str]:
-    variants = f"{len(study.of_first_seed)} variants x {len(study.file.seeds)} seeds"
+    seeds = len(study.file.seeds)
+    variants = f"{len(study.of_first_seed)} variants x {seeds} seed{'s' * (seeds > 1)}"
     return [
         f"study    {study.name}: {study.title}",
         f"runs     {len(study.runs)}: {variants}, in {study.folder}",
