@@ -3,10 +3,9 @@
     python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--every 100] [FLAGS of main.py]
 
 The trainer takes --steps steps and checks in turn. A check's share of the training time is its median over
-that of
---every steps. Then one event adds a head to every layer; its parts are told apart. Last comes the other way
-to grow, which was not taken: a model that has its largest size from the start, and computes with the first
-heads of each layer.
+that of --every steps. Then one event adds a head to every layer; its parts are timed one by one. Last comes
+the other way to grow, which was not taken: a model that has its largest size from the start, and computes
+with the first heads of each layer.
 """
 
 from __future__ import annotations

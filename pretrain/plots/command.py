@@ -112,7 +112,7 @@ def smoothed(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _thinned(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and values; of more than can be told apart in a picture, the lowest and the highest of each
+    """Tokens and values; of more than a picture can show, the lowest and the highest of each
     stretch."""
     if len(values) <= MOST_POINTS:
         return tokens, values

@@ -270,7 +270,7 @@ class View:
 
     @property
     def listed(self) -> dict[str, list[Summary]]:
-        """``summaries`` without those of designs, whose variants are too many to be told apart one by one."""
+        """``summaries`` without those of designs, whose variants are too many to be compared one by one."""
         return {name: each for name, each in self.summaries.items() if name not in self.effects}
 
     @property

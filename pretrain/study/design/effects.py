@@ -138,12 +138,12 @@ class Effects:
                 f"{len(self.data)} finished runs for {terms.width} coefficients; at least one more is needed"
             )
         if np.linalg.matrix_rank(self.matrix(terms)) < terms.width:
-            return "the finished runs do not tell all effects apart"
+            return "the finished runs do not determine all effects"
         return ""
 
     @cached_property
     def model(self) -> Terms:
-        """The columns that are fitted: with interactions of two factors where these can be told apart."""
+        """The columns that are fitted: with interactions of two factors where these can be estimated."""
         terms = self.terms(True)
         runs = len(self.data)
         enough = runs - terms.width >= max(FEWEST_DEGREES, LEFT_OVER * runs)
@@ -232,9 +232,9 @@ class Effects:
         return names[term] if isinstance(term, int) else str(term)
 
     @cached_property
-    def mixed(self) -> dict[str, list[str]]:
-        """What the array does not tell apart: by main effect the interactions of two factors that it is mixed
-        with, and at strength 3 by interaction the others. Empty where all can be told apart."""
+    def confounded(self) -> dict[str, list[str]]:
+        """By main effect the interactions of two factors that it is confounded with, and at strength 3 by
+        interaction the others. Empty where all can be estimated."""
         terms = self.terms(True)
         rows = np.array([terms.row(levels) for levels in self.design.rows.values()])
         products = np.abs(rows.T @ rows)

@@ -98,7 +98,7 @@ class Design:
 
     @property
     def described(self) -> str:
-        """Its size and what it can tell apart."""
+        """Its size and what it can estimate."""
         sizes = Counter(len(factor.levels) for factor in self.factors)
         counts = " x ".join(f"{size}^{number}" if number > 1 else str(size) for size, number in sizes.items())
         strength = 4 if self.strength == len(self.factors) else self.strength
@@ -106,9 +106,9 @@ class Design:
 
 
 SEEN = {
-    2: "main effects are balanced, and each is mixed with interactions of two other factors",
-    3: "interactions of two factors do not disturb main effects, and are mixed with each other",
-    4: "main effects and interactions of two factors can be told apart",
+    2: "main effects are balanced, and each is confounded with interactions of two other factors",
+    3: "interactions of two factors are confounded with each other, but not with main effects",
+    4: "main effects and interactions of two factors can be estimated",
 }
 """What can be estimated, by strength."""
 

@@ -18,7 +18,7 @@ from pretrain.utils.tables import NOTHING, interval_text
 Row = dict[str, Any]
 MOST_INTERACTIONS = 9
 """Of which a panel is drawn."""
-MOST_MIXED = 6
+MOST_CONFOUNDED = 6
 """Of which names are listed."""
 
 
@@ -51,19 +51,19 @@ def said(view: View) -> Iterator[str]:
         else:
             f, p = effects.lack_of_fit
             yield f"{where}Lack of fit: F = {f:.2f}, p = {p:.3g}."
-        yield from (where + line for line in _mixed(effects))
+        yield from (where + line for line in _confounded(effects))
 
 
-def _mixed(effects: Effects) -> Iterator[str]:
-    """What the design does not tell apart."""
+def _confounded(effects: Effects) -> Iterator[str]:
+    """Which effects of the design are confounded."""
     factors = len(effects.design.factors)
     every = (factors - 1) * (factors - 2) // 2
-    if effects.mixed and all(len(others) == every for others in effects.mixed.values()):
-        yield "Each main effect is mixed with the interactions of any two other factors."
+    if effects.confounded and all(len(others) == every for others in effects.confounded.values()):
+        yield "Each main effect is confounded with the interactions of any two other factors."
         return
-    for term, others in effects.mixed.items():
-        more = f" and {len(others) - MOST_MIXED} more" * (len(others) > MOST_MIXED)
-        yield f"Mixed with {term}: {', '.join(others[:MOST_MIXED])}{more}."
+    for term, others in effects.confounded.items():
+        more = f" and {len(others) - MOST_CONFOUNDED} more" * (len(others) > MOST_CONFOUNDED)
+        yield f"Confounded with {term}: {', '.join(others[:MOST_CONFOUNDED])}{more}."
 
 
 def rows(view: View) -> dict[str, dict[str, list[Row]]]:

@@ -71,7 +71,7 @@ def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
 
 
 def of_listed(view: View) -> list[Summary]:
-    """The variants that are told apart one by one."""
+    """The variants that are compared one by one."""
     return [summary for summaries in view.listed.values() for summary in summaries]
 
 

@@ -36,7 +36,7 @@ def a_design(tmp_path, kind):
     ("kind", "coefficients"), [("fractional", 13), ("full", 67), ("map-small", 106)], ids=str
 )
 def test_every_interval_covers_what_was_planted_in_95_of_100(tmp_path, seen, kind, coefficients):
-    """Of each level of each factor; with interactions where the design tells them apart."""
+    """Of each level of each factor; with interactions where the design can estimate them."""
     found = a_design(tmp_path, kind)
     made = Effects(found, planted(found, (1,), normal(0)))
     matrix, terms = made.matrix(made.model), made.model

@@ -147,18 +147,18 @@ def seeds_of(found, seeds, noise=None, **options):
     return found, planted(found, seeds, noise or normal(3), **options)
 
 
-def test_what_is_mixed_is_said(tmp_path):
+def test_what_is_confounded_is_said(tmp_path):
     sixteen = Effects(*seeds_of(design(tmp_path, "orthogonal", 16), (1,)))
     pairs = {name: set(itertools.combinations([n for n in LAYERS if n != name], 2)) for name in LAYERS}
     assert {name: set(map(":".join, of)) for name, of in pairs.items()} == {
-        name: set(of) for name, of in sixteen.mixed.items()
+        name: set(of) for name, of in sixteen.confounded.items()
     }
     fraction = Effects(*seeds_of(design(tmp_path, "fractional", 64), (1,)))
-    assert fraction.mixed["layer_0:layer_1"] == ["layer_2:layer_3"]
-    assert Effects(*seeds_of(design(tmp_path, "full", 256), (1,))).mixed == {}
+    assert fraction.confounded["layer_0:layer_1"] == ["layer_2:layer_3"]
+    assert Effects(*seeds_of(design(tmp_path, "full", 256), (1,))).confounded == {}
     factors = {name: [0, 1] for name in ("steps", "data_seed", "seed_of")}
     half = design(tmp_path, "orthogonal", 4, factors)
-    assert Effects(half, {}).mixed["steps"] == ["data_seed:seed_of"]
+    assert Effects(half, {}).confounded["steps"] == ["data_seed:seed_of"]
 
 
 def test_lack_of_fit_is_seen_against_the_spread_of_seeds(tmp_path):
@@ -296,7 +296,7 @@ def test_too_few_runs_are_said(tmp_path):
     fewer = dict(list(values.items())[:13])
     assert "13 finished runs for 13 coefficients" in Effects(found, fewer).unknown
     no_two = {v: of for v, of in planted(found, (1, 2), normal(7)).items() if found.rows[v][0]}
-    assert Effects(found, no_two).unknown == "the finished runs do not tell all effects apart"
+    assert Effects(found, no_two).unknown == "the finished runs do not determine all effects"
     assert "0 finished runs" in Effects(found, {}).unknown
     values[next(iter(values))][1] = math.nan
     assert (Effects(found, values).left_out, len(Effects(found, values).data)) == (1, 15)

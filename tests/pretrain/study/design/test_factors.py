@@ -77,12 +77,12 @@ def test_kinds():
 def test_what_can_be_told_apart_is_said():
     (comparison,) = study().comparisons
     assert comparison.design.described == (
-        "16 of 4^3 x 2 combinations; main effects are balanced, and each is mixed with interactions of "
+        "16 of 4^3 x 2 combinations; main effects are balanced, and each is confounded with interactions of "
         "two other factors"
     )
     factors = {"steps": [10, 20], "precision": ["fp32", "bf16"], "layer_0": [2, 4]}
     (comparison,) = study(kind="full", runs=None, factors=factors, contrasts={}, predict={}).comparisons
-    assert comparison.design.described.endswith("interactions of two factors can be told apart")
+    assert comparison.design.described.endswith("interactions of two factors can be estimated")
 
 
 def test_two_factors_may_set_fields_of_one_section():
@@ -132,7 +132,7 @@ def test_designs_stand_beside_other_comparisons():
         ({"contrasts": by("scale", "linear", "sqrt")}, "interactions of two other factors; take kind full"),
         (
             {"contrasts": by("scale", "linear", "sqrt"), "kind": "fractional", "runs": 64},
-            "with each other; take",
+            "with each other, but not with main effects; take",
         ),
         ({"predict": {"x": "2,4,8,8"}}, "layers of layers_1-2 have one head count"),
         ({"predict": {"x": "3,4,4,8"}}, "design.predict.x: '3' is not valid; levels of layer_0 are"),

@@ -51,7 +51,7 @@ def test_a_report_has_effects_and_pictures(tmp_path):
     printed = "\n".join(terminal_lines(view))
     assert "Effects of levels" in printed
     assert "2-2-2-2 " not in printed  # sixteen results would hide what matters
-    assert "Each main effect is mixed with the interactions of any two other factors." in printed
+    assert "Each main effect is confounded with the interactions of any two other factors." in printed
     assert "Lack of fit: F = " in printed
     assert "16 level effects" in printed
     assert "adjusted (Holm)" in printed
@@ -76,7 +76,7 @@ def test_interactions_are_drawn_and_compared_where_they_are_seen(tmp_path):
     assert contrast["of"] == "layer_3: 2 − 16; by layer_0: 2, 4 − 8"
     assert abs(float(contrast["difference [95 % interval]"].split()[0])) < 0.001
     assert "interactions.png" in {path.name for path in write_report(view)}
-    assert not any("Mixed with" in line or "is mixed" in line for line in terminal_lines(view))
+    assert not any("onfounded with" in line for line in terminal_lines(view))
 
 
 def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
@@ -89,7 +89,7 @@ def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
     assert any(said in line for line in terminal_lines(view))
 
 
-def test_a_fraction_names_what_it_mixes(tmp_path):
+def test_a_fraction_names_what_it_confounds(tmp_path):
     study = study_in(tmp_path, seeds=1, kind="fractional", runs=64)
     view = view_of(study, planted(study, loss))
-    assert any("Mixed with layer_0:layer_1: layer_2:layer_3." in line for line in terminal_lines(view))
+    assert any("Confounded with layer_0:layer_1: layer_2:layer_3." in line for line in terminal_lines(view))
