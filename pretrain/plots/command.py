@@ -112,8 +112,7 @@ def smoothed(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _thinned(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and values; of more than a picture can show, the lowest and the highest of each
-    stretch."""
+    """Tokens and values; of more than a picture can show, the lowest and the highest of each stretch."""
     if len(values) <= MOST_POINTS:
         return tokens, values
     stretches = np.array_split(np.arange(len(values)), MOST_POINTS // 2)

@@ -89,7 +89,8 @@ class Design:
 
     factors: tuple[Factor, ...]
     strength: int
-    """Any so many factors have every combination of levels equally often (at most 4 are looked at)."""
+    """Any so many factors have every combination of levels equally often (at most 4 are looked at); 4 where
+    all factors together do, however few they are."""
     rows: dict[str, tuple[int, ...]]
     """The level of each factor, from 0, by variant."""
     contrasts: Mapping[str, LevelContrast]
@@ -101,8 +102,7 @@ class Design:
         """Its size and what it can estimate."""
         sizes = Counter(len(factor.levels) for factor in self.factors)
         counts = " x ".join(f"{size}^{number}" if number > 1 else str(size) for size, number in sizes.items())
-        strength = 4 if self.strength == len(self.factors) else self.strength
-        return f"{len(self.rows)} of {counts} combinations; {SEEN[strength]}"
+        return f"{len(self.rows)} of {counts} combinations; {SEEN[self.strength]}"
 
 
 SEEN = {
@@ -155,7 +155,8 @@ def read_design(file: DesignFile, heads: Sequence[int]) -> tuple[Design, dict[st
     contrasts = file.contrasts or {}
     predict = {name: _levels(factors, name, given) for name, given in (file.predict or {}).items()}
     # Of all combinations any columns hold every one equally often; there is nothing to count.
-    strength = min(4, len(factors)) if file.kind == "full" else strength_of(array, counts)
+    counted = len(factors) if file.kind == "full" else strength_of(array, counts)
+    strength = 4 if counted == len(factors) else counted
     _check_contrasts(contrasts, factors, strength)
     return Design(factors, strength, rows, contrasts, predict), settings
 
@@ -238,7 +239,7 @@ def _check_contrasts(
                     refuse(key, level, valid)
         if contrast.by and contrast.by.factor == contrast.factor:
             refuse(f"{where}.by.factor", contrast.by.factor, "name another factor than the contrast's own")
-        if contrast.by and strength < min(4, len(factors)):
+        if contrast.by and strength < 4:
             valid = f"in this design {SEEN[strength]}; take kind full or more runs, or leave it out"
             refuse(f"{where}.by", contrast.by.factor, valid)
 

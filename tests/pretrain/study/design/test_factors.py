@@ -74,7 +74,7 @@ def test_kinds():
         assert len(comparison.variants) == (runs or 256)
 
 
-def test_what_can_be_told_apart_is_said():
+def test_what_can_be_estimated_is_said():
     (comparison,) = study().comparisons
     assert comparison.design.described == (
         "16 of 4^3 x 2 combinations; main effects are balanced, and each is confounded with interactions of "
