@@ -295,9 +295,10 @@ class CommandParser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: -"):
-            flag = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-            message = f"{flag}: unknown flag{suggestion(flag, self._flags(), self.other_names)}"
+        if (rest := message.removeprefix("unrecognized arguments: ")) != message:
+            flag = rest.split()[0].partition("=")[0]
+            hint = suggestion(flag, self._flags(), self.other_names)
+            message = f"{flag}: unknown flag{hint}" if flag.startswith("-") else f"{rest}: not expected here"
         raise UserError(message)
 
     def _flags(self) -> list[str]:

@@ -67,6 +67,8 @@ def suggestion(given: str, flags: Sequence[str], other_names: Mapping[str, str] 
     name = given.lstrip("-").lower().replace("-", "_")
     if meant := other_names.get(name) or other_names.get(name.rpartition(".")[2]):
         return f"; {meant}"
+    if f"--{name}" in flags:  # written with dashes, or in capitals
+        return f"; did you mean '--{name}'?"
     by_ending: dict[str, list[str]] = {}
     for flag in flags:
         by_ending.setdefault(flag.removeprefix("--").rsplit(".", 1)[-1], []).append(flag)

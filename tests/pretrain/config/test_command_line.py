@@ -42,6 +42,7 @@ def test_every_field_is_documented(capsys):
 
 BAD = {
     "--optimizer.learning_rat 3": "did you mean '--optimizer.learning_rate'?",
+    "--optimizer.learning-rate 3": "did you mean '--optimizer.learning_rate'?",
     "--schedule.kind polynomial": "schedule.kind: 'polynomial' is not valid; give one of cosine, linear, wsd",
     "--compile ja": "compile: 'ja' is not valid; give one of auto, True, False",
     "--steps 3.5": "steps: 3.5 is not valid; give a whole number",

@@ -42,6 +42,7 @@ def test_text_is_converted_to_what_the_fields_hold():
 REFUSED = {
     "": "required: MODEL",
     "m --limt 3": "--limt: unknown flag; did you mean '--limit'?",
+    "m n --limit 3": "n: not expected here",
     "m --limit": "expected one argument",
     "m --limit 0": "limit: '0' is not valid; give a number above 0",
     "m --seed x": "seed: 'x' is not valid; give a whole number",
