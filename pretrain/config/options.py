@@ -54,6 +54,10 @@ def parse_options(
     given = {
         name: text for name, text in vars(parser.parse_args(list(arguments))).items() if text is not None
     }
+    # argparse would ask for these before it names a flag that it does not know.
+    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+    if missing := [f"--{name}" for name in needed if name not in given]:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
     try:
         return TypeAdapter(kind).validate_python(given, strict=False)
     except ValidationError as error:

@@ -381,7 +381,7 @@ REFUSED = {
     "--out x": "run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both",
     "nowhere --out x": "is not a run's folder",
     "{tmp} --out x": "is not a run's folder",
-    "{run}": "out: missing",
+    "{run}": "required: --out",
     "{run} --out x --step 7": "no checkpoint of step 7",
     "{run} --out x --format onnx": "format: 'onnx' is not valid; give one of auto, native, llama, qwen3",
     "{run} --from_hf {tmp} --out x": "and not both",

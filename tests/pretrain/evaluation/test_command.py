@@ -167,7 +167,7 @@ REFUSED = {
     "{run} --limit 0": "limit: '0' is not valid",
     "{run} --include_path {root}/nowhere": "nowhere' is not a folder; give one that holds task YAMLs",
     "save --data_dir d --include_path {root}/nowhere": "include_path: ",
-    "save --tasks piqa": "data_dir: missing",
+    "save --tasks piqa": "required: --data_dir",
 }
 
 

@@ -53,7 +53,7 @@ def test_prepare_then_inspect(texts, tmp_path, capsys):
         ("--out o", "give either --text PATH… or --dataset builtin"),
         ("--text x --dataset builtin --out o", "give either --text PATH… or --dataset builtin"),
         ("--text missing --out o", "text: 'missing' is not a file or folder"),
-        ("--dataset builtin --tokenizer gpt2", "out: missing"),
+        ("--dataset builtin --tokenizer gpt2", "required: --out"),
         ("--dataset builtin --tokenizer t --train_tokenizer 300 --out o", "and not both"),
         ("--dataset builtin --train_tokenizer many --out o", "train_tokenizer: 'many' is not valid; give a"),
         ("--dataset builtin --train_tokenizer 12 --out o", "train_tokenizer: 12 is not valid; give 260 to"),

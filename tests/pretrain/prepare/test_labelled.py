@@ -90,8 +90,8 @@ def test_labels_are_kept_beside_their_texts(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--out {out}", "train: missing"),
-        ("--train {tsv}", "out: missing"),
+        ("--out {out}", "required: --train"),
+        ("--train {tsv}", "required: --out"),
         ("--train {tsv} --tokenizer x --train_tokenizer 300 --out {out}", "give either --tokenizer or"),
         ("--train {tsv} --train_tokenizer 5 --out {out}", "train_tokenizer: 5 is not valid; give 260 to"),
         ("--train {tsv} --validation {tsv} --validation_fraction 0.1 --out {out}", "validation: give either"),
