@@ -295,10 +295,13 @@ class CommandParser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
-        if (rest := message.removeprefix("unrecognized arguments: ")) != message:
-            flag = rest.split()[0].partition("=")[0]
-            hint = suggestion(flag, self._flags(), self.other_names)
-            message = f"{flag}: unknown flag{hint}" if flag.startswith("-") else f"{rest}: not expected here"
+        unknown = "unrecognized arguments: "
+        if message.startswith(unknown + "-"):
+            flag = message.removeprefix(unknown).split()[0].partition("=")[0]
+            message = f"{flag}: unknown flag{suggestion(flag, self._flags(), self.other_names)}"
+        elif message.startswith(unknown):
+            given = message.removeprefix(unknown)
+            message = f"{shown(given, plain=bool(given.strip()))}: not expected here"
         raise UserError(message)
 
     def _flags(self) -> list[str]:

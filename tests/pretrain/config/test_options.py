@@ -57,6 +57,12 @@ def test_what_is_not_declared_is_one_line(arguments, words):
         parse(*arguments.split())
 
 
+def test_a_surplus_argument_may_be_blank():
+    for text in ("", " "):
+        with refused(f"{text!r}: not expected here"):
+            parse("m", text)
+
+
 def test_help_is_the_docstrings(capsys):
     with pytest.raises(SystemExit) as ended:
         parse("--help")
