@@ -298,18 +298,22 @@ class CommandParser(argparse.ArgumentParser):
         unknown = "unrecognized arguments: "
         if message.startswith(unknown + "-"):
             flag = message.removeprefix(unknown).split()[0].partition("=")[0]
-            message = f"{flag}: unknown flag{suggestion(flag, self._flags(), self.other_names)}"
+            if having := [name for name, parser in self._commands().items() if flag in parser._flags()]:
+                message = f"{flag}: not a flag of this command, but of {' and '.join(map(repr, having))}"
+            else:
+                message = f"{flag}: unknown flag{suggestion(flag, self._flags(), self.other_names)}"
         elif message.startswith(unknown):
             given = message.removeprefix(unknown)
             message = f"{shown(given, plain=bool(given.strip()))}: not expected here"
         raise UserError(message)
 
+    def _commands(self) -> dict[str, CommandParser]:
+        """The parsers of the commands within this one, by name; argparse reports their unknown flags here."""
+        nested = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return {name: parser for action in nested for name, parser in action.choices.items()}
+
     def _flags(self) -> list[str]:
-        """Every flag, those of commands within the command included: argparse reports them all from here."""
-        flags: list[str] = []
-        for action in self._actions:
-            flags += action.option_strings
-            if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    flags += parser._flags() if isinstance(parser, CommandParser) else []
-        return flags
+        """Every flag once, those of commands within this one included."""
+        own = [flag for action in self._actions for flag in action.option_strings]
+        nested = [flag for parser in self._commands().values() for flag in parser._flags()]
+        return list(dict.fromkeys([*own, *nested]))

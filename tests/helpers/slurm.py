@@ -24,7 +24,7 @@ import psutil
 from tests.helpers.launch import ROOT, free_port
 
 NODES = ("n1", "n2")
-# Two daemons of one host are told apart by node name and port. cred_expire shortens the two minutes that a
+# Two daemons of one host differ in node name and port. cred_expire shortens the two minutes that a
 # requeued job otherwise waits before it may start again; SlurmdTimeout is how soon a node without its daemon
 # counts as down.
 CONFIGURATION = """

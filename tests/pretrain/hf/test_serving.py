@@ -84,7 +84,7 @@ class PlayedAttention(torch.nn.Module):
 def test_the_way_vllm_runs_a_model(name, folders):
     """Its 0.33 sets the implementation on the configuration, builds AutoModel from it on the meta device,
     reads every layer's geometry from per_layer_config, attaches an attention layer to each module and calls
-    the bare decoder with several sequences in one row, told apart by their positions."""
+    the bare decoder with several sequences in one row, each with positions from 0."""
     lengths = [11, 7]
     first, second = tokens(1, lengths[0], seed=1), tokens(1, lengths[1], seed=2)
 

@@ -30,6 +30,15 @@ def test_list_names_the_studies(capsys):
     assert "direction-small" in text and "2 CPU cores" in text
 
 
+def test_a_flag_of_another_command_is_refused_with_the_commands_that_have_it(capsys):
+    for given, line in {
+        "list --parallel 2": "--parallel: not a flag of this command, but of 'run' and 'power'",
+        "list --paralel 2": "--paralel: unknown flag; did you mean '--parallel'?",
+    }.items():
+        assert main(given.split()) == 2
+        assert capsys.readouterr().err == f"error: {line}\n"
+
+
 def test_list_says_how_far_each_run_is(file, capsys):
     assert main(["list", file]) == 0
     lines = capsys.readouterr().out.splitlines()
