@@ -65,7 +65,8 @@ def run_convert(arguments: Sequence[str]) -> None:
             raise UserError(f"out: {str(out)!r} is among the run's checkpoints; give one such as hf/NAME")
     elif options.from_hf is not None:
         check_folder(options.from_hf)
-    check_output(out, options.overwrite and options.run is not None)
+    kind = "run" if options.run is None else "model"
+    check_output(out, options.overwrite and options.run is not None, kind)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.quiet import quiet_libraries
 

@@ -30,9 +30,12 @@ from pretrain.run.decisions import Decision, Decisions, decide, gather_facts
 from pretrain.run.extension import open_checkpoint
 from pretrain.run.lock import RunLock
 from pretrain.run.resume import (
+    IMPORT,
     begins_optimizer_anew,
+    check_imported,
     check_records,
     check_resume,
+    is_imported,
     regrouped,
     shape_change,
 )
@@ -108,10 +111,13 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     fetched = store.restore_lost() if run.resume == "auto" else []
     folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
     if folder and run.resume == "never":
+        other = f"import again ({IMPORT} runs/OTHER)" if is_imported(saved) else "give --name for a new run"
         raise UserError(
-            f"resume: {run.folder} already holds a checkpoint ({folder.name}); give --name for a new run, "
-            "or --resume auto to continue it"
+            f"resume: {run.folder} already holds a checkpoint ({folder.name}); {other}, or --resume auto to "
+            "continue it"
         )
+    if folder is None:
+        check_imported(run)
     check_records(saved, folder)
     held, model = _continued_model(run, run.build_model_config(**data.model_fields()), saved)
     rates = GroupRates(run_groups(run, model.value), run)

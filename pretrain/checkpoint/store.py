@@ -202,8 +202,8 @@ class CheckpointStore:
             return folder, read_state(folder), notes
         if notes:
             raise UserError(
-                f"checkpoints: no valid one in {self.folder}: {'; '.join(notes)}; restore one, or remove "
-                "the folder to start over"
+                f"checkpoints: no valid one in {self.folder}: {'; '.join(notes)}; restore one, or move "
+                "the folder elsewhere to start over"
             )
         return None
 

@@ -10,6 +10,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.growth.edit import changed_model, pending_changes
 from pretrain.growth.record import NAME
 from pretrain.growth.settings import check_head_dim
+from pretrain.run.resume import is_imported, settings_to_give
 
 HEADS = ("heads", "head_dim", "kv_heads")
 
@@ -60,7 +61,7 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
                     kept = f"{format_heads(model.heads)} of width {format_heads(_head_dims(model))}"
                     raise UserError(
                         f"{f'{section}.{name}'.lstrip('.')}: {shown(now[name])} is new, and the run keeps "
-                        f"its heads, {kept}; leave it out, or give --name for a new run"
+                        f"its heads, {kept}; leave it out, or {settings_to_give(is_imported(saved))}"
                     )
     if run.growth.active:
         for head_dim in _head_dims(model):

@@ -27,6 +27,7 @@ from pretrain.hf.formats import folder_tensors, is_transposed, parameter_shapes
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import new_folder
 from pretrain.hf.open_model import exported_tokenizer, load_exported
+from pretrain.run.resume import IMPORTED
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
@@ -52,7 +53,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         model = model.replace(vocab_size=tokenizer.vocab_size)
     for note in notes:
         print(labelled("note", note))
-    with new_folder(run_folder) as created:
+    with new_folder(run_folder, kind="run") as created:
         network = load_exported(folder, torch.float32)
         _write_run(created, run_folder, model, tokenizer, network)
         run = SavedRun.open(created)
@@ -81,7 +82,7 @@ def _write_run(
         "model": str(run_folder / "model.json"),
         "name": run_folder.name,
         "runs_dir": str(run_folder.parent),
-        "recipe": "imported",
+        "recipe": IMPORTED,
     }
     write_atomically(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
 

@@ -13,6 +13,7 @@ from typing import Any
 from model.declared import from_plain
 from model.errors import UserError, shown
 from pretrain.utils.files import atomic_folder, file_entry, own_path, remove_leftovers, restore_folder
+from pretrain.utils.folders import refuse_other_kind
 from pretrain.utils.parsing import read_json
 
 WRITTEN = "export.json"
@@ -34,20 +35,21 @@ def output_folder(text: str) -> Path:
 
 
 @contextmanager
-def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+def new_folder(out: Path, overwrite: bool = False, kind: str = "model") -> Iterator[Path]:
     """Yield a folder to fill; it becomes *out* when the block succeeds, and is removed when it fails.
 
     Of several processes that write to *out* at once, one succeeds; the others raise UserError at their end.
 
     Args:
         overwrite: whether an exported model at *out* may be replaced.
+        kind: as of check_output.
 
     Raises:
         UserError: as check_output; a file cannot be written, or read in the block.
     """
     try:
         restore_folder(out)
-        check_output(out, overwrite)
+        check_output(out, overwrite, kind)
         remove_leftovers(out.parent)
         with atomic_folder(out, own_path(out), replace=overwrite) as partial:
             yield partial
@@ -57,14 +59,18 @@ def new_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         raise UserError(f"out: cannot write {str(out)!r} ({error}); nothing was written") from error
 
 
-def check_output(out: Path, overwrite: bool) -> None:
+def check_output(out: Path, overwrite: bool, kind: str = "model") -> None:
     """Refuse a folder that exists, unless *overwrite* is given and it holds just what an export wrote.
+
+    Args:
+        kind: what is to be made there, as in folders.KINDS.
 
     Raises:
         UserError: it names the first file that would be lost.
     """
     if not os.path.lexists(out):
         return
+    refuse_other_kind(out, kind, "out")
     if not (overwrite and out.is_dir()):
         raise UserError(
             f"out: {str(out)!r} exists already; give another folder (--overwrite replaces exported models, "

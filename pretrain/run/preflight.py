@@ -16,6 +16,7 @@ from pretrain.engine.batch import share_batch
 from pretrain.extensions import extensions
 from pretrain.runtime.environment import check_threads, read_environment
 from pretrain.utils.extras import check_installed
+from pretrain.utils.folders import refuse_other_kind
 from pretrain.utils.variables import check_variables
 
 
@@ -24,10 +25,11 @@ def check_start(run: RunConfig) -> None:
 
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
-            validate on, a data_root that cannot be written, a batch that the ranks cannot share, what an
-            extension refuses.
+            validate on, a data_root that cannot be written, a batch that the ranks cannot share, a run
+            folder of another kind, what an extension refuses.
     """
     launch = read_environment()
+    refuse_other_kind(run.folder, "run", "name")
     check_threads(run.threads)
     if run.logging.wandb != "disabled":
         check_variables("wandb")

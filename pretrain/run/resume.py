@@ -28,6 +28,41 @@ SILENT = {
 SHAPE = ("ranks", "tensor_parallel", "stage", "offload", "dtype", "partitioning")
 
 
+IMPORTED = "imported"
+"""The recipe of a run whose weights come from elsewhere; see import_folder."""
+IMPORT = "python -m pretrain.convert --from_hf DIR --out"
+
+
+def check_imported(run: RunConfig) -> None:
+    """Refuse to begin from scratch a run whose settings are those of an import.
+
+    Raises:
+        UserError: they are; it says what keeps the weights.
+    """
+    source = Path(run.model)
+    if run.recipe == IMPORTED and source.name == "model.json":
+        raise UserError(
+            f"name: {run.folder} holds no checkpoint, and would begin without the imported weights of "
+            f"{source.parent}; leave --name and --runs_dir out to continue that run, or import "
+            f"again: {IMPORT} {run.folder} (--model {source} without --config trains from scratch)"
+        )
+
+
+def is_imported(saved: TrainingState) -> bool:
+    """Whether the weights of a checkpoint come from elsewhere, before the first session or after it."""
+    return saved.imported or not saved.run
+
+
+def settings_to_give(imported: bool) -> str:
+    """What to do where settings do not fit a run's checkpoint; a new run would lose imported weights."""
+    if imported:
+        return (
+            "give the settings it has; its weights are imported, so for a second run import them again "
+            f"({IMPORT} runs/OTHER)"
+        )
+    return "give --name for a new run, or the settings it was started with"
+
+
 def check_records(saved: TrainingState, folder: Path | None) -> None:
     """Refuse a checkpoint with a record that is needed and whose extension is not there.
 
@@ -39,7 +74,7 @@ def check_records(saved: TrainingState, folder: Path | None) -> None:
         if record.needed and name not in present:
             raise UserError(
                 f"checkpoint: {folder} holds a record of the extension {name}, which it needs and which is "
-                "not here; put the extension back, or give --name for a new run"
+                "not here; put the extension back"
             )
 
 
@@ -148,8 +183,8 @@ def check_resume(
         differences += [f"{key}: {difference}"] if difference else []
     if differences:
         raise UserError(
-            f"resume: {run.folder} holds another run ({'; '.join(differences)}); give --name for a new run, "
-            "or the settings it was started with"
+            f"resume: {run.folder} holds another run ({'; '.join(differences)}); "
+            f"{settings_to_give(is_imported(saved))}"
         )
     reshaped = [shape_change(saved.world, state.world), regrouped(saved, run, held)]
     if begins_optimizer_anew(saved, run):

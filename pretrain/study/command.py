@@ -31,6 +31,7 @@ from pretrain.study.running.run import RunOptions, run_study, study_command, unt
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
 from pretrain.study.study_file import find_study, pilot_of, read_study, rung_of, study_names
+from pretrain.utils.folders import refuse_other_kind
 from pretrain.utils.tables import aligned
 from pretrain.utils.text import say
 
@@ -170,6 +171,7 @@ def _task(study: Study, number: str, ranks: int | None) -> None:
             f"{study.untuned[0]} is not tuned" if study.untuned else f"rung {study.next_rung} is not finished"
         )
         raise UserError(f"study: {what} yet; {study_command('run', study.name)}")
+    refuse_other_kind(study.folder, "study", "out")
     planned = run_of_task(study, number)
     written, config = study.folder / STUDY_FILE, study.folder / CONFIGS / f"{planned.name}.yaml"
     there = all(path.is_file() for path in (written, config, study.folder / TASKS_FILE))

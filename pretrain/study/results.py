@@ -201,6 +201,6 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
                 f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4]
             )
             raise UserError(
-                f"study: {path} was made with {listed}; give another --out, or remove that folder to run it "
-                "again"
+                f"study: {path} was made with {listed}; give another --out, or move that folder "
+                "elsewhere to run it again"
             )

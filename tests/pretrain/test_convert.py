@@ -328,7 +328,7 @@ OUT = {
     "file": "exists already",
     "loop": "names no folder",
     "/proc/hf": "cannot write",
-    "{run}": "exists already",
+    "{run}": "is the folder of a run, not of",
     "{run}/checkpoints/hf": "is among the run's checkpoints",
     "x" * 300: "File name too long",
     "a\0b": "names no folder",

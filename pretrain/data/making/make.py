@@ -36,6 +36,7 @@ from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.utils.files import atomic_folder, copy_folder, own_path, remove_leftovers, wait_for_lock
+from pretrain.utils.folders import refuse_other_kind
 
 VOCABULARIES = range(260, 1_000_001)
 """Entries that a trained tokenizer may have: 256 bytes, two special tokens and some text at least."""
@@ -256,6 +257,7 @@ def already_there(out: Path, request: dict[str, Any]) -> bool:
     """True if *out* holds the requested corpus, False if it is free; UserError if it holds something else."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
+    refuse_other_kind(out, "corpus", "out")
     try:
         present = CorpusMeta.read(out).request or {}
     except UserError:
@@ -263,9 +265,7 @@ def already_there(out: Path, request: dict[str, Any]) -> bool:
     if present == request:
         return True
     differing = ", ".join(key for key in request | present if present.get(key) != request.get(key))
-    raise UserError(
-        f"out: {str(out)!r} holds another corpus (differs in {differing}); remove it or choose a new folder"
-    )
+    raise UserError(f"out: {str(out)!r} holds another corpus (differs in {differing}); give another --out")
 
 
 @contextlib.contextmanager

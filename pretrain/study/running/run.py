@@ -33,6 +33,7 @@ from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
 from pretrain.study.study_file import parse_study, pilot_of, rung_of
 from pretrain.utils.files import write_atomically
+from pretrain.utils.folders import refuse_other_kind
 from pretrain.utils.text import say
 
 SOME_FAILED = 1
@@ -68,6 +69,7 @@ def run_study(study: Study, options: RunOptions) -> int:
         UserError: bad input.
     """
     options.check()
+    refuse_other_kind(study.folder, "study", "out")
     if study.untuned:
         code, tuned = _tune(study, options)
         if not tuned:
