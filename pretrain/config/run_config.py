@@ -153,7 +153,8 @@ class LoggingConfig:
     seconds: FromZero = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as WANDB_MODE says; without it online when logged in, else offline. Never asks."""
+    """auto: as WANDB_MODE says; without it nothing is written. online: offline where nobody is logged in.
+    Never asks."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
     tensorboard: bool = False

@@ -34,8 +34,8 @@ class WandbLogger:
 
     Args:
         folder: the run's folder; wandb's files go to its ``wandb`` folder.
-        mode: ``auto`` is what WANDB_MODE says, else online. ``online`` becomes offline when the user is not
-            logged in or the server does not answer.
+        mode: ``auto`` is what WANDB_MODE says, and without it writes nothing. ``online`` becomes offline when
+            the user is not logged in or the server does not answer.
         group: which runs wandb shows together, such as the seeds of one experiment; WANDB_RUN_GROUP comes
             first.
         tags: to find the run by; WANDB_TAGS come first.
@@ -60,7 +60,7 @@ class WandbLogger:
         self._report = report
         self._rows: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        asked, mode = mode, os.environ.get("WANDB_MODE", "online") if mode == "auto" else mode
+        asked, mode = mode, os.environ.get("WANDB_MODE", "disabled") if mode == "auto" else mode
         if mode == "disabled":
             return
         if mode == "offline":

@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, shown
 from pretrain.config.command_line import RECIPES, CommandParser, parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.runtime.command import run_command
@@ -72,7 +72,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     if options.gpu not in GPUS:
         raise UserError(
             f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
-            f"--peak_tflops{closest(options.gpu, GPUS)}"
+            "--peak_tflops"
         )
     command = parse_command_line([*_recipe(run_arguments), *run_arguments])
     for name in ("plot_lr", "print_config"):

@@ -47,6 +47,12 @@ def tokenizer(run: RunResult) -> str | None:
     return run.saved.data.tokenizer[:8] if run.saved else None
 
 
+def parameters(run: RunResult) -> str | None:
+    """Of its model; None where heads grow."""
+    model = None if run.planned.grows else run.model_config
+    return f"{model.num_parameters():,}" if model else None
+
+
 def validation_text(run: RunResult) -> str:
     """The corpora whose held-out text a run was measured on (hash and weight), and how many windows."""
     corpora = (run.saved.data.validation or run.saved.data.data or []) if run.saved else []

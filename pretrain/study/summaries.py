@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from model.errors import UserError
-from pretrain.study.comparable import listed, notes_on, tokenizer, validation_text
+from pretrain.study.comparable import listed, notes_on, parameters, tokenizer, validation_text
 from pretrain.study.contrasts import Contrast, full_name
 from pretrain.study.costs import training_flops
 from pretrain.study.design.effects import Effects
@@ -347,6 +347,8 @@ def view_of(study: Study, results: Sequence[RunResult]) -> View:
                 f"study: {label}runs were validated on different texts: {texts}; give all the same data, or "
                 "the same validation.data"
             )
+        if sizes := listed(runs, parameters):
+            notes.append(f"{label}the runs differ in the number of parameters: {sizes}")
         if (tokenizers := listed(runs, tokenizer)) and measure != "val_accuracy":
             measure = "val_bpb"
             notes.append(f"{label}tokenizers differ, so bits per byte are compared: {tokenizers}")

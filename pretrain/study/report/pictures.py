@@ -13,7 +13,7 @@ from pretrain.study.costs import History, head_history, parameters, total_heads,
 from pretrain.study.pilots.tuning import Tuned
 from pretrain.study.report.figures import Curves, by_place, distance_differences, distances, gap_over_tokens
 from pretrain.study.results import RunResult
-from pretrain.study.statistics.paired import mean_of, sd_of
+from pretrain.study.statistics.paired import CONFIDENCE, mean_of, paired_interval, sd_of
 from pretrain.study.summaries import Summary, View
 from pretrain.utils.plotting import count_axis, logarithmic_x, saved_figure, whole_numbers
 
@@ -169,6 +169,8 @@ def _draw(path: Path, panels: Panels, x: str, y: str, draw: Callable[..., None])
     with panel_axes(path, list(shown), min(4, math.ceil(math.sqrt(len(shown))))) as axes:
         for axis, lines in zip(axes, shown.values(), strict=True):
             for label, style, values in lines:
+                if draw is _draw_curves:
+                    style = style | {"spread": half_width if y.startswith("Δ") else sd_of}
                 draw(axis, values, label=label, **style)
             axis.set(xlabel=x, ylabel=y)
             if x == "tokens":
@@ -180,14 +182,21 @@ def _draw(path: Path, panels: Panels, x: str, y: str, draw: Callable[..., None])
     return True
 
 
-def _draw_curves(axis: Any, curves: Curves, **style: Any) -> None:
-    """Mean and standard deviation over x."""
+def _draw_curves(axis: Any, curves: Curves, spread: Callable[[list[float]], float], **style: Any) -> None:
+    """Mean over x, and around it the 95 % interval of differences, as in the tables, or the standard
+    deviation."""
     means = [mean_of(values) for values in curves.values()]
-    around = [sd_of(values) if len(values) > 1 else 0.0 for values in curves.values()]
+    around = [spread(values) if len(values) > 1 else 0.0 for values in curves.values()]
     low, high = ([mean + sign * sd for mean, sd in zip(means, around, strict=True)] for sign in (-1, 1))
     # Dense markers hide the kind of line.
     axis.plot(list(curves), means, markevery=math.ceil(len(curves) / MOST_MARKERS), **style)
     axis.fill_between(list(curves), low, high, color=style["color"], alpha=0.13, linewidth=0)
+
+
+def half_width(values: list[float]) -> float:
+    """Of the 95 % interval of the mean, as the tables have it; NaN if a run diverged."""
+    found = paired_interval(values, CONFIDENCE) if all(map(math.isfinite, values)) else None
+    return found.high - found.mean if found else math.nan
 
 
 def _draw_points(axis: Any, points: Points, **style: Any) -> None:

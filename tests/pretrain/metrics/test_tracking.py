@@ -47,9 +47,8 @@ def record(folder: Path, mode: Any) -> list[str]:
 
 
 MODES = [
-    ("auto", True, True, ["online"], "https://example.org/run"),
-    ("auto", False, True, ["offline"], "wandb sync"),
-    ("auto", True, False, ["online", "offline"], "cannot go online (no route to host)"),
+    ("online", False, True, ["offline"], "wandb sync"),
+    ("online", True, False, ["online", "offline"], "cannot go online (no route to host)"),
     ("online", True, True, ["online"], "https://example.org/run"),
     ("offline", True, True, ["offline"], "wandb sync"),
 ]
@@ -67,6 +66,12 @@ def test_modes(fake, tmp_path, mode, logged_in, server_answers, modes, text) -> 
     fake.init.return_value.finish.assert_called_once()
     if mode != "offline":
         fake.login.assert_called_once_with(prompt=False, verify=False)
+
+
+def test_nothing_is_written_unless_asked_for(fake, tmp_path) -> None:
+    fake.login.return_value = True
+    assert not record(tmp_path, "auto")
+    assert not started(fake, "mode") and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("value", ["disabled", "offline", "online"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import contextmanager
+from statistics import stdev
 
 import pytest
 from PIL import Image
@@ -12,7 +13,8 @@ from model.errors import UserError
 from pretrain.study.costs import head_history, training_flops
 from pretrain.study.pilots.tuning import Tuned, write_tuned
 from pretrain.study.report import pictures
-from pretrain.study.report.pictures import draw_all
+from pretrain.study.report.pictures import draw_all, half_width
+from pretrain.study.summaries import Sample
 from tests.helpers.planted_runs import result
 from tests.pretrain.study.report.conftest import growing_view, small_study, view
 
@@ -216,3 +218,10 @@ def test_curves_of_pilots_and_what_they_chose(tmp_path):
     assert places(curve) == {1e-3: 4.1, 2e-3: 4.0}  # the failed one is left out
     assert list(chosen.get_xdata()) == [2e-3, 2e-3]
     assert axis.get_xscale() == "log"
+
+
+def test_the_band_of_differences_is_the_interval_of_the_tables():
+    values = [0.1, 0.3, -0.05]
+    found = Sample(dict(enumerate(values))).interval
+    assert found is not None and half_width(values) == found.high - found.mean
+    assert half_width(values) > 2 * stdev(values)
