@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError
-from pretrain.config.command_line import find_ds_config, parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import find_ds_config, flatten, load_recipe, make_run
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import check_environment
 from pretrain.runtime.signals import StopListener, Stopped
@@ -37,14 +37,14 @@ def recipe(name: str | None = None, /, **settings: Any) -> RunConfig:
 
     Args:
         name: a recipe of pretrain/recipes/, or a YAML file; None: that of the default run.
-        settings: fields of RunConfig, as in a recipe: ``heads="2,4,8,8"``, ``steps=100``; those of a section
-            in a mapping, ``optimizer={"learning_rate": 1e-3}``, which replaces the fields that it names.
+        settings: fields of RunConfig, as in a recipe: ``heads=[2, 4, 8, 8]``, ``steps=100``; those of a
+            section in a mapping, ``optimizer={"learning_rate": 1e-3}``, which replaces the fields that it
+            names, or as an object, ``optimizer=other.optimizer``, which replaces all of them.
 
     Raises:
         UserError: no such recipe, an unknown setting, a value that is not valid.
     """
-    arguments = [] if name is None else ["--config", name]
-    return parse_command_line(arguments, settings).run
+    return make_run(load_recipe(name).merge(flatten(settings, "the settings")))
 
 
 def train(

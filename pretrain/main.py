@@ -53,10 +53,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print(run.to_recipe(), end="")
             return
         check_start(run)
-    left_out = [
-        f"recipe {run.recipe}: {name} is left out; no extension here has it" for name in command.left_out
-    ]
-    run_session(run, ds_config, listener, arguments, left_out)
+    run_session(run, ds_config, listener, arguments)
 
 
 def start() -> NoReturn:

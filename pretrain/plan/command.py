@@ -1,6 +1,6 @@
 """Dry run of a training command: memory, communication and time of a rank, with no GPU and no process group.
 
-    python -m pretrain.plan --model prism-757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
+    python -m pretrain.plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
 takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and
 one line that says what would fit. The plan itself is made in run_plan.py; this file reads flags and prints.
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, closest, shown
-from pretrain.config.command_line import RECIPES, CommandParser, parse_command_line
+from pretrain.config.command_line import CommandParser, parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.runtime.command import run_command
 
@@ -74,23 +73,11 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
             f"--peak_tflops{closest(options.gpu, GPUS)}"
         )
-    command = parse_command_line([*_recipe(run_arguments), *run_arguments])
+    command = parse_command_line(run_arguments)
     for name in ("plot_lr", "print_config"):
         if getattr(command, name):
             raise UserError(f"{name}: a plan does not do that; give --{name} to pretrain/main.py")
     return options, command.run, command.ds_config
-
-
-def _recipe(arguments: list[str]) -> list[str]:
-    """``--config`` for the recipe of the model's size, where none is given: prism-757m is planned with recipe
-    757m."""
-    if any(argument == "--config" or argument.startswith("--config=") for argument in arguments):
-        return []
-    named = [a.split("=", 1)[1] for a in arguments if a.startswith("--model=")]
-    named += [b for a, b in itertools.pairwise(arguments) if a == "--model"]
-    sizes = [path.stem for path in RECIPES.glob("*.yaml")]
-    size = named[-1].rsplit("-", 1)[-1] if named else ""
-    return ["--config", size] if size in sizes else []
 
 
 def run_plan(arguments: list[str]) -> None:

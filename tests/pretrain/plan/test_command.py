@@ -10,7 +10,7 @@ import pytest
 from model.presets import preset
 from pretrain.plan.command import main
 
-BASE = ["--model", "prism-757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
+BASE = ["--config", "757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
 
 
 def figures(capsys, *arguments: str) -> dict:
@@ -20,7 +20,7 @@ def figures(capsys, *arguments: str) -> dict:
 
 def test_json_of_757m_on_two_nodes(capsys):
     found = figures(capsys, "--nodes", "2", "--micro_batch", "8", "--mfu", "0.5")
-    assert found["recipe"] == "757m"  # the model's size names it
+    assert found["recipe"] == "757m"
     assert found["machine"]["ranks"] == 16
     assert found["batch"] == {"sequences": 512, "micro_batch": 8, "accumulation": 4, "data_parallel": 16}
     assert found["tokens_per_step"] == 524_288 and found["tokens"] == 40_000 * 524_288
@@ -42,8 +42,7 @@ def test_schedule_and_degree_show_in_the_exchange(capsys):
 def test_a_run_that_grows_is_planned_at_its_largest(capsys):
     growing = ("--growth.criterion", "incrt", "--growth.maximum", "24", "--growth.head_dim", "64")
     found = figures(capsys, "--micro_batch", "8", *growing)
-    heads = {"heads": [24] * 24, "head_dim": [64] * 24}
-    fixed = figures(capsys, "--micro_batch", "8", "--architecture", json.dumps(heads))
+    fixed = figures(capsys, *["--micro_batch", "8", "--heads", "24x24", "--architecture.head_dim", "64x24"])
     assert found["memory_bytes"] == fixed["memory_bytes"]
     assert found["flops_per_step"] == fixed["flops_per_step"]
 
@@ -88,7 +87,7 @@ def test_chosen_micro_batch_fits_and_grows_with_memory(capsys):
 @pytest.mark.parametrize("memory", ["80", "24", "12"])
 def test_what_is_offered_fits(capsys, ds_config: str, memory: str):
     asked = ["--ds_config", f"ds_configs/{ds_config}.json", "--micro_batch", "64", "--gpu_memory", memory]
-    arguments = ["--model", "prism-757m", "--gpus_per_node", "8", *asked]
+    arguments = ["--config", "757m", "--gpus_per_node", "8", *asked]
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: micro_batch: 64 sequences of 1024 tokens") and error.count("\n") == 1
