@@ -3,6 +3,7 @@ with an exit code and, after bad input, one line."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import locale
 import os
@@ -10,7 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from model.errors import UserError, shown
-from pretrain.runtime.environment import environment_rank
+from pretrain.runtime.environment import environment_rank, let_waiting_threads_sleep
+from pretrain.utils.cache_folders import keep_compiled_code_private
 from pretrain.utils.extras import missing_extra
 from pretrain.utils.output import print_any_text
 from pretrain.utils.variables import set_aside_compile_cache
@@ -79,7 +81,8 @@ def prepare_process() -> None:
 
     Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
     Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
-    number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here.
+    number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here. Threads sleep
+    while they wait (see let_waiting_threads_sleep).
     """
     other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
     if other and os.environ.get("PYTHONUTF8") != "1":
@@ -87,4 +90,7 @@ def prepare_process() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     print_any_text()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    let_waiting_threads_sleep()
     set_aside_compile_cache()
+    with contextlib.suppress(UserError):  # raised again where something is compiled
+        keep_compiled_code_private()
