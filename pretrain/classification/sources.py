@@ -7,17 +7,23 @@ import csv
 import hashlib
 import io
 import itertools
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from model.errors import UserError, closest, printable, shown
 from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, check_text, open_stream
+from pretrain.data.sources.reading import (
+    COMPRESSED,
+    DAMAGE,
+    MAX_DOCUMENT_BYTES,
+    beyond_limits,
+    check_text,
+    open_stream,
+    parse_json,
+)
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
 """Where the text is looked for if no column is named: SST-2's name first."""
@@ -36,6 +42,7 @@ SNIPPET_CHARACTERS = (100, 400)
 MOST_SNIPPETS = {"training": 600, "validation": 100}
 """Of a package: packages of unlike size have about as many."""
 HELD_OUT_FILES = 0.2
+_LONGEST_LINE = 6 * MAX_DOCUMENT_BYTES  # a character may be written as \uXXXX
 
 
 Record = tuple[int, dict[Any, Any]]
@@ -52,7 +59,8 @@ class Example(NamedTuple):
 def read_examples(
     path: Path, text_column: str | None = None, label_column: str | None = None
 ) -> list[Example]:
-    """The examples of a file, in order. Its ending says what it is; ``.gz`` and ``.zst`` are decompressed.
+    """The examples of a file, in order. Its ending says what it is; ``.gz``, ``.bz2``, ``.xz`` and ``.zst``
+    are decompressed.
 
     A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects.
     FASTA has the columns ``sequence`` and ``label``, the last word of a sequence's header, where spaces and
@@ -73,7 +81,11 @@ def read_examples(
             examples = list(_chosen(path, records, text_column, label_column or LABEL_COLUMN))
     except FileNotFoundError:
         raise UserError(f"labelled: {str(path)!r} does not exist; give a file of labelled examples") from None
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except UserError:
+        raise
+    except (*DAMAGE, csv.Error) as error:
+        if limit := beyond_limits(path, error, "labelled"):
+            raise limit from None
         reason = " ".join(str(error).split())[:120]
         raise UserError(f"labelled: {str(path)!r} cannot be read ({reason})") from None
     if not examples:
@@ -90,20 +102,20 @@ def kind_of(path: Path) -> str:
     if kind is None:
         endings = ", ".join(ENDINGS)
         raise UserError(
-            f"labelled: {str(path)!r} is of no known kind; give {endings}, or one with .gz or .zst"
+            f"labelled: {str(path)!r} is of no known kind; give {endings}, or one with "
+            f"{', '.join(COMPRESSED)}"
         )
     return kind
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
     """The lines of a file, none of which may be longer than a document can be in JSON."""
-    most = 6 * MAX_DOCUMENT_BYTES  # a character may be written as \uXXXX
     for number in itertools.count(1):
-        line = file.readline(most + 1)
-        if len(line) > most:
+        line = file.readline(_LONGEST_LINE + 1)
+        if len(line) > _LONGEST_LINE:
             raise UserError(
-                f"labelled: line {number} of {str(path)!r} has more than {most:,} characters; give one "
-                "example a line"
+                f"labelled: line {number} of {str(path)!r} has more than {_LONGEST_LINE:,} characters; give "
+                "one example a line"
             )
         if not line:
             return
@@ -111,7 +123,7 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _read_tsv(path: Path, lines: Iterator[str]) -> Iterator[Record]:
-    csv.field_size_limit(MAX_DOCUMENT_BYTES)
+    csv.field_size_limit(_LONGEST_LINE)
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     names = rows.fieldnames or ()
     if twice := [name for name in names if names.count(name) > 1]:
@@ -130,8 +142,15 @@ def _read_json_lines(path: Path, lines: Iterator[str]) -> Iterator[Record]:
         if not line.strip():
             continue
         record = None
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
+        try:
+            record = parse_json(line)
+        except RecursionError:
+            raise UserError(
+                f"labelled: line {number} of {str(path)!r} is nested deeper than the roughly 900 levels that "
+                "are read; leave out the field that is"
+            ) from None
+        except ValueError:
+            pass
         if not isinstance(record, dict):
             raise UserError(
                 f"labelled: line {number} of {str(path)!r} is not a JSON object, such as "
@@ -171,7 +190,7 @@ def _chosen(
         if not isinstance(text, str) or problem:
             raise UserError(
                 f"labelled: {where} has the text {shown(text)} ({problem}); give text that is not empty, "
-                "without NUL"
+                f"without NUL, of at most {MAX_DOCUMENT_BYTES:,} bytes"
             )
         word = str(label).strip()
         if not (isinstance(label, str | int) and word and printable(word) == word):

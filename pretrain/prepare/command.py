@@ -50,7 +50,7 @@ class PrepareOptions:
     out: str
     """corpus folder to write, such as data/NAME"""
     text: tuple[str, ...] = ()
-    """files, folders or globs, .gz and .zst too"""
+    """files, folders or globs, .gz, .bz2, .xz and .zst too"""
     format: Literal["auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet"] | None = None
     """of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, or
     text, a document a file; lines: text, a document a line (default: auto)"""
@@ -64,7 +64,8 @@ class PrepareOptions:
     revision: str | None = None
     """branch, tag or commit of the dataset"""
     column: str | None = None
-    """JSON field or column that holds the text (default: text)"""
+    """JSON field or column that holds the text; of several names, such as text,abstract, the first that a
+    file (in JSON a record) has (default: text)"""
     skip_damaged: bool = False
     """with --text: of a truncated or damaged file take what can be read, and count it"""
     max_document_bytes: Positive = MAX_DOCUMENT_BYTES

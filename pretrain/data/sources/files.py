@@ -29,7 +29,8 @@ NamedFile = tuple[str, Path]
 
 
 class PlainFiles(TextSource):
-    """Local text files, each of which is a document. Compressed ones (``.gz``, ``.zst``) are decompressed.
+    """Local text files, each of which is a document. Compressed ones
+    (``.gz``, ``.bz2``, ``.xz``, ``.zst``) are decompressed.
 
     Args:
         files: in order.

@@ -7,14 +7,21 @@ import contextlib
 import glob
 import itertools
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
 from pretrain.data.sources.files import NamedFile, PlainFiles, file_key, file_size, files_below, not_a_file
-from pretrain.data.sources.reading import COMPRESSED, MAX_DOCUMENT_BYTES, open_stream
+from pretrain.data.sources.reading import (
+    BOM,
+    COMPRESSED,
+    DAMAGE,
+    MAX_DOCUMENT_BYTES,
+    beyond_limits,
+    check_beginning,
+    open_stream,
+)
 from pretrain.data.sources.source import Document, Unit
 from pretrain.prepare.sources import readers
 
@@ -22,8 +29,8 @@ _ENDINGS = {
     ".ndjson": "jsonl",
     **{f".{format}": format for format in ("json", "jsonl", "csv", "tsv", "parquet")},
 }
-# pyarrow's errors are OSErrors and ValueErrors; RuntimeError is what Parquet pages may raise.
-_DAMAGE = (OSError, EOFError, zlib.error, ValueError, RuntimeError)
+_UNREAD = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".lzma", ".br", ".z")
+"""Archives and compression that are not read."""
 _RECORDS_LOOKED_AT = 100
 
 
@@ -32,11 +39,12 @@ class TextFiles(PlainFiles):
 
     The ending decides a file's format: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines
     (``.json``), CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, one document per file;
-    *format* overrides it. ``.gz`` and ``.zst`` are decompressed. Hidden files and folders inside a given
-    folder are left out; links are followed, and a file that is named twice is read once.
+    *format* overrides it. ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` are decompressed. Hidden files and folders
+    inside a given folder are left out; links are followed, and a file that is named twice is read once.
 
     Args:
-        column: the field of JSON objects, or column of CSV and Parquet files, that holds the text.
+        column: the field of JSON objects, or column of CSV and Parquet files, that holds the text; of
+            several names, parted by commas, the first that there is.
         skip_damaged: count a truncated or damaged file of many documents, take what can be read of it, and
             go on with the next, instead of raising UserError.
         max_document_bytes, unit_bytes: see PlainFiles.
@@ -59,6 +67,7 @@ class TextFiles(PlainFiles):
         files: dict[str, NamedFile] = {}
         for path in paths:
             for identifier, file in _expand(os.fspath(path)):
+                _refuse_archive(file, named=os.fspath(file) == os.fspath(path))
                 files.setdefault(os.path.realpath(file), (identifier, file))
         super().__init__(name, list(files.values()), max_document_bytes, unit_bytes)
         self.format, self.column, self.skip_damaged = format, column, skip_damaged
@@ -109,10 +118,15 @@ class TextFiles(PlainFiles):
         yield "damaged_file"
 
     def check(self) -> None:
-        """Raise UserError if the text column is missing from the beginning of the first file of a format.
+        """Raise UserError if the text column is missing from the beginning of the first file of a format, or
+        the beginning of a file shows that it is not read.
 
         All Parquet files are checked when they are cut.
         """
+        for _, path in self.files:
+            format = format_of(path, self.format)
+            if format != "parquet" and (format != "text" or path.name.lower().endswith(COMPRESSED)):
+                check_beginning(path, records=format != "text")
         # Of files with equal formats the last one counts.
         first = {self._format(file): file[1] for file in reversed(self.files)}
         for format in first.keys() - {"text", "lines", "parquet"}:
@@ -122,9 +136,10 @@ class TextFiles(PlainFiles):
             with self._damage_to(path):
                 reasons = {reason for _, reason in itertools.islice(records, _RECORDS_LOOKED_AT)}
             if reasons == {"missing_column"}:
+                fields = ", ".join(" ".join(name.split())[:60] for name in readers.field_names(path, format))
                 raise UserError(
-                    f"column: the records of {str(path)!r} have no {self.column!r}; valid: --column with the "
-                    "name of the field that holds the text, or --format text to take every file as one text"
+                    f"column: the records of {str(path)!r} have no {self.column!r}; valid: --column with one "
+                    f"of {fields or 'their fields'}{readers.SEVERAL}; --format text takes a file as one text"
                 )
 
     @contextlib.contextmanager
@@ -134,7 +149,9 @@ class TextFiles(PlainFiles):
             yield
         except UserError:
             raise
-        except _DAMAGE as error:
+        except (*DAMAGE, MemoryError) as error:
+            if limit := beyond_limits(path, error):
+                raise limit from error
             reason = " ".join(str(error).split())[:120] or type(error).__name__
             if not self.skip_damaged:
                 raise UserError(
@@ -167,11 +184,29 @@ def format_of(path: Path, asked: str) -> str:
     if format == "parquet" and name != path.name.lower():
         return "text"  # Parquet files are compressed inside, and are not read as a stream
     if format == "json":
-        with contextlib.suppress(OSError, EOFError, zlib.error), open_stream(path) as stream:
-            head = stream.read(100).removeprefix(b"\xef\xbb\xbf").lstrip()
+        with contextlib.suppress(*DAMAGE), open_stream(path) as stream:
+            head = stream.read(100).removeprefix(BOM).lstrip()
             return "json" if head.startswith(b"[") else "jsonl"
         return "jsonl"  # whose reader finds the damage and reports it
     return format
+
+
+def _refuse_archive(path: Path, named: bool) -> None:
+    """Raise UserError for text in an archive or a compression that is not read.
+
+    Args:
+        named: whether the user has given this path. In a folder, archives of anything are left out as binary.
+    """
+    inner = path.name.lower()
+    for end in COMPRESSED:
+        inner = inner.removesuffix(end)
+    ending, before = Path(inner).suffix, Path(Path(inner).stem).suffix
+    hidden = ending == ".parquet" and inner != path.name.lower()  # it is no stream
+    if hidden or (ending in _UNREAD and (named or before in (*_ENDINGS, ".txt"))):
+        raise UserError(
+            f"text: {str(path)!r} is an archive, or compressed in a way that is not read; unpack it (text is "
+            f"read from {', '.join(COMPRESSED)})"
+        )
 
 
 def _expand(path_or_glob: str) -> list[NamedFile]:

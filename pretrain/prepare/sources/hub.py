@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
 from pretrain.data.sources.source import Document, TextSource, Unit
-from pretrain.prepare.sources.readers import ROWS, plain_values
+from pretrain.prepare.sources.readers import ROWS, column_of, plain_values
 from pretrain.utils.variables import check_variables
 
 # Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
@@ -32,7 +32,7 @@ class HubDataset(TextSource):
         path: name on the hub, or local folder.
         subset: the dataset's configuration, such as "sample-10BT".
         split: such as "train".
-        column: the column that holds the text.
+        column: the column that holds the text; of several names, parted by commas, the first that there is.
         revision: branch, tag or commit on the hub; the newest when not given.
         max_document_bytes: longer documents are left out.
     """
@@ -60,16 +60,19 @@ class HubDataset(TextSource):
         text."""
         dataset = self._open().dataset
         columns = dataset.column_names
-        if columns is not None and self.column not in columns:
+        if columns is not None and column_of(columns, self.column) is None:
             raise UserError(
                 f"column: {self.name} has no column {self.column!r}; valid: --column with one of "
                 f"{', '.join(columns)}"
             )
-        kind = (dataset.features or {}).get(self.column)
+        kind = (dataset.features or {}).get(name := self._column(dataset))
         if kind is not None and getattr(kind, "dtype", None) not in ("string", "large_string", "null"):
             raise UserError(
-                f"column: {self.column!r} of {self.name} holds {kind}, not text; valid: a column of strings"
+                f"column: {name!r} of {self.name} holds {kind}, not text; valid: a column of strings"
             )
+
+    def _column(self, dataset: Any) -> str:
+        return column_of(dataset.column_names or (), self.column) or self.column
 
     def units(self) -> list[Unit]:
         opened = self._open()
@@ -82,9 +85,11 @@ class HubDataset(TextSource):
         number, count = unit.place
         rows = 0
         try:
-            piece = self._open().dataset.shard(count, number, contiguous=True).select_columns([self.column])
+            dataset = self._open().dataset
+            column = self._column(dataset)
+            piece = dataset.shard(count, number, contiguous=True).select_columns([column])
             for table in piece.with_format("arrow").iter(ROWS):
-                chunks = table.column(self.column).chunks
+                chunks = table.column(column).chunks
                 for value in itertools.chain.from_iterable(map(plain_values, chunks)):
                     text, reason = check_text(value, self.max_document_bytes)
                     yield reason if text is None else Document(f"{number}/{count}:{rows}", text)

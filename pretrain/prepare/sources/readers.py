@@ -12,19 +12,20 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
 from model.errors import UserError
-from pretrain.data.sources.reading import Record, check_text, open_stream
+from pretrain.data.sources.reading import BOM, DAMAGE, Record, check_text, open_stream, parse_json
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 ROWS = 128  # of a Parquet file, decoded at a time
 _BUFFER = 1 << 20
+SEVERAL = "; where files differ, such as --column text,abstract: the first that each has"
+"""How a text column is named that has several names, for messages."""
+# Of Parquet's metadata; pyarrow's own limits refuse files with many columns or long notes.
+_MOST_METADATA = (1 << 31) - 1
 # A record may hold other fields, and up to six bytes for a character (\u0416 for two bytes of UTF-8).
 _RECORD_FACTOR = 4
 
@@ -36,12 +37,14 @@ def read_piece(
 
     Args:
         start, stop: byte offsets of lines; numbers of row groups for Parquet.
-        column: the field of JSON objects, or column, that holds the text.
+        column: the field of JSON objects, or column, that holds the text; see column_of.
         longest: bytes of the longest usable document.
 
     Raises:
-        OSError, EOFError, zlib.error, ValueError, RuntimeError: the file is damaged from here on.
-        UserError: the file lacks the column, which it would have to name.
+        OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, RuntimeError: the file is damaged from here
+            on, or beyond what is read (see beyond_limits).
+        UserError: the file lacks the column, which it would have to name, or a record of a CSV file is too
+            long.
     """
     if format == "parquet":
         yield from _row_groups(path, range(start, stop or 0), column, longest)
@@ -62,7 +65,7 @@ def read_piece(
                     del line  # it may be long, and is not needed while its document is tokenized
                     yield record
         else:
-            values = _parsed(stream.read())
+            values = parse_json(stream.read().removeprefix(BOM))
             if not isinstance(values, list):
                 raise ValueError("not a JSON array")
             yield from (_json_text(value, column, longest) for value in values)
@@ -72,32 +75,43 @@ def _json_line(line: bytes | None, column: str, longest: int) -> Record:
     if line is None:
         return None, "too_long"
     try:
-        value = _parsed(line)
+        value = parse_json(line)
     except UnicodeDecodeError:
         return None, "invalid_utf8"
-    except (ValueError, RecursionError):
+    except RecursionError:
+        return None, "too_deep"
+    except ValueError:
         return None, "binary" if b"\0" in line else "invalid_json"
     return _json_text(value, column, longest)
 
 
-def _parsed(content: bytes) -> Any:
-    """The value of a JSON text, as json.loads reads it; of a key that occurs twice the last one counts."""
-    try:
-        return from_json(content, cache_strings="none")  # json.loads would hold all of it as a string, too
-    except ValueError:
-        return json.loads(content)  # which admits more, such as half of a surrogate pair
-
-
 def _json_text(value: Any, column: str, longest: int) -> Record:
     if not isinstance(value, str):
-        if not isinstance(value, dict) or column not in value:
+        name = column_of(value, column) if isinstance(value, dict) else None
+        if name is None:
             return None, "missing_column"
-        value = value[column]
+        value = value[name]
     return check_text(value, longest)
+
+
+def column_of(names: Collection[str], asked: str) -> str | None:
+    """The column of *names* that is asked for: of several, parted by commas, the first that is there."""
+    return next((name for name in (asked, *asked.split(",")) if name in names), None)
+
+
+def field_names(path: Path, format: str) -> list[str]:
+    """The fields of a JSON file's first object; empty where there is none, or a file is damaged."""
+    with contextlib.suppress(*DAMAGE), open_stream(path) as stream:
+        content = (stream.readline() if format == "jsonl" else stream.read()).removeprefix(BOM)
+        value = parse_json(content)
+        first = value[0] if isinstance(value, list) else value
+        return list(first) if isinstance(first, dict) else []
+    return []
 
 
 def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Iterator[bytes | None]:
     """Yield lines that begin at bytes ``start … stop - 1``, without line ends; None for one beyond *longest*.
+    A byte order mark at the beginning is left out.
 
     So each line of a file is read once, wherever the file is cut into pieces.
     """
@@ -106,12 +120,17 @@ def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Itera
     position, in_line = max(0, start - 1), start > 0
     if position:
         stream.seek(position)
-    while (stop is None or position < stop) and (part := stream.readline(longest + 1)):
+    while stop is None or position < stop:
+        mark = 0 if position else len(BOM)
+        if not (part := stream.readline(mark + longest + 1)):
+            return
         position += len(part)
+        if mark:
+            part = part.removeprefix(BOM)
         ends = part.endswith(b"\n")
         begun, in_line = in_line, not ends
         if not begun:
-            fits = ends or len(part) <= longest
+            fits = len(part) - ends <= longest
             line = [part.removesuffix(b"\n").removesuffix(b"\r") if fits else None]
             del part  # only who gets the line holds it: it may be long
             yield line.pop()
@@ -124,31 +143,43 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
     character beyond Latin-1 would make a string as wide as four bytes a character.
 
     Raises:
-        ValueError: quotes that do not fit, or a line or field beyond the longest record's bytes.
+        ValueError: quotes that do not fit.
+        UserError: no such column, or more than one; a record that is too long, which may be a quote that
+            nothing closes.
     """
-    longest_record = _RECORD_FACTOR * longest
-    csv.field_size_limit(longest_record)
+    most = _RECORD_FACTOR * longest
+    csv.field_size_limit(most)
     text = io.TextIOWrapper(stream, "latin-1", newline="")
+    first_line = [text.readline(most + 1).removeprefix(BOM.decode("latin-1"))]
+    rows: Any = None
+    number = 0
+
+    def too_long() -> UserError:
+        return UserError(
+            f"text: line {number + rows.line_num} of {str(path)!r} has a record of more than {most:,} bytes, "
+            f"{_RECORD_FACTOR} times --max_document_bytes; raise it, or close the quote that is open there"
+        )
 
     def next_line() -> str:
-        if len(line := text.readline(longest_record + 1)) > longest_record:
-            raise ValueError(f"a line of more than {longest_record} bytes")
+        line = first_line.pop() if first_line else text.readline(most + 1)
+        if len(line) > most:
+            raise too_long()
         return line
 
     def reader() -> Any:
         return csv.reader(iter(next_line, ""), delimiter=DELIMITERS[format], strict=True)
 
-    rows, number = reader(), 0
+    rows = reader()
     try:
-        names = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]
-        header = [name.removeprefix("\ufeff") for name in names[:1]] + names[1:]
-        if column not in header:
+        header = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]
+        name = column_of(header, column)
+        if name is None:
             raise _no_column(path, column, header)
-        if (times := header.count(column)) > 1:
+        if (times := header.count(name)) > 1:
             raise UserError(
-                f"column: {str(path)!r} has {times} columns {column!r}; valid: a name that one column has"
+                f"column: {str(path)!r} has {times} columns {name!r}; valid: a name that one column has"
             )
-        index = header.index(column)
+        index = header.index(name)
         while (row := next(rows, None)) is not None:
             if sum(map(len, row)) > _BUFFER:  # a reader keeps the memory that its longest field took
                 number += rows.line_num
@@ -164,37 +195,47 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
             del row
             yield record
     except csv.Error as error:
+        if "field limit" in str(error):
+            raise too_long() from None
         raise ValueError(f"line {number + rows.line_num}: {error}") from error
 
 
 def _no_column(path: Path, column: str, names: list[str]) -> UserError:
     shown = ", ".join(" ".join(name.split())[:60] for name in names[:20])
-    return UserError(f"column: {str(path)!r} has no column {column!r}; valid: --column with one of {shown}")
+    return UserError(
+        f"column: {str(path)!r} has no column {column!r}; valid: --column with one of {shown}{SEVERAL}"
+    )
 
 
 # ---------------------------------------------------------------------- Parquet
 
+# Some writers do not say that bytes are text. A column of nulls has no type.
+_TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+
 
 @contextlib.contextmanager
-def _opened(path: Path, column: str) -> Iterator[tuple[Any, int]]:
-    """The file, and the index of the column among its leaves; UserError if it is missing or holds no text."""
+def _opened(path: Path, column: str) -> Iterator[tuple[Any, str, int]]:
+    """The file, the column's name, and its index among the leaves; UserError if it is missing or holds no
+    text."""
     import pyarrow.parquet
     from pyarrow import types
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # which gives memory back
     # Without pre-buffering a row group is streamed instead of held.
-    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
+    limits = {f"thrift_{what}_size_limit": _MOST_METADATA for what in ("string", "container")}
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER, **limits) as file:
         schema = file.schema_arrow
-        if column not in schema.names:
+        name = column_of(schema.names, column)
+        if name is None:
             raise _no_column(path, column, schema.names)
-        kind = schema.field(column).type
+        kind = schema.field(name).type
         text = kind.value_type if types.is_dictionary(kind) else kind
-        if not (types.is_string(text) or types.is_large_string(text) or types.is_string_view(text)):
+        if not any(is_text(text) for is_text in (getattr(types, f"is_{each}") for each in _TEXT_TYPES)):
             raise UserError(
-                f"column: {column!r} of {str(path)!r} holds {kind}, not text; valid: a column of strings"
+                f"column: {name!r} of {str(path)!r} holds {kind}, not text; valid: a column of strings"
             )
         leaves = [file.schema.column(index).path for index in range(len(file.schema))]
-        yield file, leaves.index(column)
+        yield file, name, leaves.index(name)
 
 
 def cut_row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int, int, int]]:
@@ -204,7 +245,7 @@ def cut_row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int,
         UserError: there is no such column of text.
     """
     pieces, start, size = [], 0, 0
-    with _opened(path, column) as (file, leaf):
+    with _opened(path, column) as (file, _, leaf):
         groups = file.metadata.num_row_groups
         for group in range(groups):
             size += file.metadata.row_group(group).column(leaf).total_compressed_size
@@ -215,12 +256,12 @@ def cut_row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int,
 
 
 def _row_groups(path: Path, groups: range, column: str, longest: int) -> Iterator[Record]:
-    with _opened(path, column) as (file, _):
+    with _opened(path, column) as (file, name, _):
         if not file.metadata.num_rows:
             yield None, "empty"
         for group in groups:
             left = file.metadata.row_group(group).num_rows
-            batches = file.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False)
+            batches = file.iter_batches(ROWS, row_groups=[group], columns=[name], use_threads=False)
             # What is decoded is let go before its documents are tokenized: it may be long.
             while values := next((plain_values(batch.column(0)) for batch in batches), None):
                 left -= len(values)
