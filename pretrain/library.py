@@ -12,6 +12,7 @@ checkpoints, metrics and what is printed are the same, and calling it again cont
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -151,7 +152,9 @@ def run_session(
             world.say(*opening(session), *(labelled("note", note) for note in notes))
         hang_seconds = 60 * run.interruption.hang_minutes
         with build_metrics(session) as metrics:
-            with Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog:
+            # A folder for each session: the stacks of an earlier one stay.
+            began = world.broadcast(time.strftime("%Y-%m-%d_%H-%M-%S"))
+            with Watchdog(hang_seconds, run.folder / "stacks" / began, world.rank) as watchdog:
                 trainer = Trainer(session, metrics, Control(world, listener, watchdog))
                 trainer.fit()
             world.say(*closing(trainer, arguments))

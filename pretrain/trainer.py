@@ -25,6 +25,7 @@ from pretrain.run.extension import open_checkpoint
 from pretrain.run.folder import prepare_run_folder
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Batch, Session
+from pretrain.runtime.continuing import report_progress
 from pretrain.runtime.control import Control
 from pretrain.runtime.signals import Stopped
 from pretrain.utils.text import labelled
@@ -51,6 +52,7 @@ class Trainer:
         """The DeepSpeed engine, once fit has built it; it holds the model."""
         self._next_model: ModelConfig | None = None
         self._data_checked = False
+        self._saved_step = self.state.step  # the newest, finished
         self.graphs = 0
         """Graphs that torch.compile has made so far, as last printed."""
         self.data_share = 0.0
@@ -316,7 +318,10 @@ class Trainer:
                 self.hashes.wait(seconds=1)
             self._data_checked = True
             self.store.check_data(self.hashes.problem)
-        self.store.finish()
+        step = self.store.finish()
+        if step is not None and step > self._saved_step and self.session.world.is_main:
+            self._saved_step = step
+            report_progress()
 
     def _say(self, result: HookResult) -> None:
         for line in result.lines:

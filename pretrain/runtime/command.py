@@ -8,6 +8,7 @@ import errno
 import locale
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 from model.errors import UserError, shown
@@ -64,7 +65,7 @@ def run_command(
 
 def bad_input(error: BaseException) -> UserError | None:
     """Return *error* as bad input, if it is: a UserError, a file that cannot be read or written, a disk that
-    is full, or the failed import of a package of EXTRAS.
+    is full, also for a child process such as a compiler, or the failed import of a package of EXTRAS.
 
     Other errors of the system, such as a library's lost connection, name no file.
     """
@@ -73,7 +74,19 @@ def bad_input(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
         where = f"{shown(str(error.filename), 200, plain=True)}: " if error.filename else ""
         return UserError(f"{where}{error.strerror}")
-    return missing_extra(error)
+    return _full_for_a_child(error) or missing_extra(error)
+
+
+def _full_for_a_child(error: BaseException) -> UserError | None:
+    """*error*, if its text says that something could not be written: a library raises with the output of the
+    process that met NOTHING_MORE, or with its own words for it."""
+    for line in str(error).splitlines():
+        if any(os.strerror(number) in line for number in NOTHING_MORE):
+            return UserError(
+                f"{shown(line.strip(), 200, plain=True)}; temporary files are in {tempfile.gettempdir()}: "
+                "make room there, or set TMPDIR to another folder"
+            )
+    return None
 
 
 def prepare_process() -> None:
