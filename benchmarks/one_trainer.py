@@ -1,6 +1,6 @@
 """The trainer of pretrain/main.py in this process, ready to step, for benchmarks that time its parts.
 
-Import it before torch: it settles how OpenMP's threads wait, as main.py does.
+Import it before torch: waiting threads of OpenMP sleep, as in main.py, unless OMP_WAIT_POLICY is set.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from pretrain.runtime.environment import settle_waiting_threads  # noqa: E402
+from pretrain.runtime.environment import let_waiting_threads_sleep  # noqa: E402
 
-settle_waiting_threads()
+let_waiting_threads_sleep()
 
 from benchmarks.helpers import command_line_of, seconds_of  # noqa: E402
 from model.config import ModelConfig  # noqa: E402

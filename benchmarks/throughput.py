@@ -135,8 +135,7 @@ class Contender:
         self, name: str, request: dict[str, Any], variables: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
-        # All wait for the next operator as on an idle machine; one that looks at the load would see the
-        # others.
+        # The same for every contender: only one runs at a time, so its threads may spin while they wait.
         defaults = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "active"}
         environment = defaults | os.environ | dict(variables or {})
         self.began = time.time()

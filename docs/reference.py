@@ -15,8 +15,9 @@ sys.path.insert(0, str(ROOT))
 
 from model.config import ModelConfig  # noqa: E402
 from pretrain import cli  # noqa: E402
-from pretrain.config.command_line import SETTINGS, documentation  # noqa: E402
+from pretrain.config.command_line import documentation  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
+from pretrain.config.sources import SETTINGS  # noqa: E402
 
 LIBRARY = """# Library
 

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from model.declared import FromZero, PositiveNumber, declared, from_plain, to_plain
 from model.errors import UserError, closest
-from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_heads
+from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_heads, parse_schedule
 
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
@@ -34,10 +34,10 @@ LARGEST_SIZE = 2**31 - 1
 quickly."""
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: Any, info: ValidationInfo) -> Any:
     """A schedule as its field keeps it: JSON has lists, and users may write 3x2,6x2."""
     if isinstance(value, str):
-        return parse_heads(value)
+        return parse_schedule(value, info.field_name or "schedule")
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -47,6 +47,8 @@ Schedule = Annotated[
 ]
 """One value per layer."""
 Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_as_tuple)]
+SCHEDULES = ("heads", "kv_heads", "head_dim", "local_window")
+"""Fields with one value per layer."""
 
 
 @declared("rope_scaling")
@@ -155,7 +157,7 @@ class ModelConfig:
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
             off = "0" if name == "z_loss" else "null"
             raise UserError(f"{name}: is for language models, and this is a classifier; give {off}")
-        for name in ("kv_heads", "head_dim", "local_window"):
+        for name in SCHEDULES[1:]:
             schedule = getattr(self, name)
             if schedule is not None and len(schedule) != self.num_layers:
                 raise UserError(

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from model.loss import (
     IGNORED_LABEL,
+    Report,
     before_softcap,
+    mean_loss,
     row_chunks,
     softmax_with_z_loss,
     widen,
@@ -42,6 +44,7 @@ def head_cross_entropy(
     step: Step | None = None,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    report: Report | None = None,
 ) -> Tensor:
     """The mean of -log softmax(hidden @ weight.T)[label] over the tokens with a label, in nats.
 
@@ -50,7 +53,7 @@ def head_cross_entropy(
         weight: [columns, d]; rows from vocab_size on are padding, and get a gradient of exactly zero.
         labels: [...] int64 below vocab_size, or -100 for tokens that do not count.
         step: loss_and_residual, or what torch.compile made of it.
-        softcap, z_loss: as in model.loss.cross_entropy.
+        softcap, z_loss, report: as in model.loss.cross_entropy.
 
     Returns:
         A scalar, computed in fp32 (fp64 for fp64); 0 if no token counts. It equals model.loss.cross_entropy
@@ -65,6 +68,7 @@ def head_cross_entropy(
         wanted,
         step or loss_and_residual,
         (softcap, z_loss) if softcap is not None or z_loss else (),
+        report,
     )
 
 
@@ -78,14 +82,15 @@ class _HeadCrossEntropy(torch.autograd.Function):
         vocab_size: int,
         wanted: bool,
         step: Step,
-        terms: tuple[Any, ...],
+        options: tuple[Any, ...],
+        report: Report | None,
     ) -> Tensor:
         counted = labels != IGNORED_LABEL  # [N]
         targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
         count = counted.sum().clamp(min=1)
         hidden_gradient = torch.empty_like(hidden) if wanted else None
         weight_gradient: Tensor | None = None
-        losses = []
+        terms = []
         products = token_products(len(hidden), len(weight), hidden.device.type)
         buffer = hidden.new_empty(products[0][-1].stop, len(weight))
         for chunks in products:
@@ -93,7 +98,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
             for chunk in chunks:
                 logits = buffer[chunk.start - rows.start : chunk.stop - rows.start]
                 torch.mm(hidden[chunk], weight.t(), out=logits)
-                losses.append(step(logits, targets[chunk], vocab_size, wanted, *terms))
+                terms.append(step(logits, targets[chunk], vocab_size, wanted, *options))
             if hidden_gradient is None:
                 continue
             residual = buffer[: rows.stop - rows.start]
@@ -104,7 +109,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
         if wanted:
             ctx.save_for_backward(hidden_gradient, weight_gradient, counted, count)
             ctx.dtypes = hidden.dtype, weight.dtype
-        return torch.cat(losses).where(counted, 0).sum() / count
+        return mean_loss(torch.cat(terms, dim=-1), counted, count, report)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -115,7 +120,7 @@ class _HeadCrossEntropy(torch.autograd.Function):
         return (
             (hidden_gradient * scales).to(hidden_dtype),
             (weight_gradient * scale).to(weight_dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
 
 
@@ -134,8 +139,10 @@ def loss_and_residual(
     softcap: float | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """The losses [n] of logits [n, columns], in fp32; if *wanted*, logits become the gradient of their sum:
-    softmax(logits) - onehot(target), where there are neither softcap nor z_loss.
+    """The losses [n] of logits [n, columns], in fp32, or with z_loss both terms [2, n] (with_z_loss).
+
+    If *wanted*, logits become the gradient of their sum: softmax(logits) - onehot(target), where there are
+    neither softcap nor z_loss.
 
     The logits may be overwritten anyhow. torch.compile makes one kernel of it.
     """

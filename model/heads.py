@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import Any
 
 from model.errors import UserError, shown
 
@@ -13,29 +14,58 @@ HeadSchedule = tuple[int, ...]
 
 MOST_LAYERS = 10_000
 BARS = "▁▂▃▄▅▆▇█"
-_TERM = re.compile(r"\s*([1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
+_TERM = re.compile(r"\s*(null|[1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
 
 
 def parse_heads(text: str) -> HeadSchedule:
     """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
 
-    ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms are ignored.
+    ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms, and brackets around them all, are ignored.
     Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS
     layers.
     """
-    schedule: list[int] = []
-    for term in text.split(","):
+    schedule = parse_schedule(text, "heads")
+    if None in schedule:
+        raise _not_a_count("heads", "null", text)
+    return tuple(heads for heads in schedule if heads is not None)
+
+
+def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
+    """Read a schedule of integers as ``parse_heads`` does; ``null`` is a layer without a value.
+
+    Args:
+        name: of the field, which begins the messages.
+    """
+    schedule: list[int | None] = []
+    stripped = text.strip()
+    terms = stripped[1:-1] if stripped[:1] + stripped[-1:] == "[]" else text
+    for term in terms.split(","):
         found = _TERM.fullmatch(term)
         if not found:
-            raise UserError(
-                f"heads: {shown(term.strip())} in {shown(text)} is not a head count; "
-                "write h or hxN with positive integers, for example 3x2,6x2,8x2,12x6"
-            )
-        heads, layers = int(found[1]), int(found[2] or 1)
+            raise _not_a_count(name, term.strip(), text)
+        layers = int(found[2] or 1)
         if len(schedule) + layers > MOST_LAYERS:
-            raise UserError(f"heads: {shown(text)} has more than {MOST_LAYERS:,} layers; give at most that")
-        schedule += [heads] * layers
+            raise UserError(f"{name}: {shown(text)} has more than {MOST_LAYERS:,} layers; give at most that")
+        schedule += [None if found[1] == "null" else int(found[1])] * layers
     return tuple(schedule)
+
+
+def _not_a_count(name: str, term: str, text: str) -> UserError:
+    wrong = "not a head count; write h or hxN" if name == "heads" else "not valid; give n or nxN"
+    return UserError(
+        f"{name}: {shown(term)} in {shown(text)} is {wrong} with positive integers, for example "
+        "3x2,6x2,8x2,12x6"
+    )
+
+
+def normalize_heads(value: Any) -> Any:
+    """A head schedule, given as text or as a list of head counts, in its shortest text: ``"2,4,8x2"``. What
+    is neither stays as it is."""
+    if type(value) is int:
+        value = str(value)
+    elif isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return format_heads(parse_heads(value)) if isinstance(value, str) else value
 
 
 def format_heads(heads: Iterable[int]) -> str:

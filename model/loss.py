@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,10 @@ from torch import Tensor
 from model.process_grid import ProcessGrid
 
 IGNORED_LABEL = -100
+
+Report = Callable[[Tensor], object]
+"""Receives the terms of a loss with a z loss: [2], without gradients, the mean cross entropy and what z_loss
+adds to it, in nats."""
 
 # Logits are converted to fp32 this many elements at a time, by device type. On a GPU (64 MiB) that saves 1.6
 # GB of fp32 logits in the forward pass, and as much for their gradient, at a vocabulary of 50,304 and 8
@@ -27,19 +31,25 @@ def soft_capped(logits: Tensor, softcap: float) -> Tensor:
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, vocab_size: int, softcap: float | None = None, z_loss: float = 0.0
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    report: Report | None = None,
 ) -> Tensor:
     """Mean over the tokens with a label of -log softmax(logits[:vocab_size])[label], in nats.
 
     softcap: applied to the logits before (see soft_capped). z_loss: what the mean of their squared
-    log-sum-exp is weighted with and added (PaLM, arXiv 2204.02311, section 5).
+    log-sum-exp is weighted with and added (PaLM, arXiv 2204.02311, section 5). report: called with both parts
+    of the loss where there is a z_loss.
 
     logits: [..., columns] of any float dtype, columns >= vocab_size; the padded columns beyond vocab_size
     take no part in the softmax and get a gradient of exactly zero. labels: [...] int64 below vocab_size, or
     -100 for tokens that do not count. Returns a scalar, computed in fp32 (fp64 for fp64 logits); 0 if no
     token counts. The gradient has the dtype of the logits.
     """
-    return _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, softcap, z_loss)
+    return _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), vocab_size, softcap, z_loss, report)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -47,7 +57,13 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, softcap: float | None, z_loss: float
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        softcap: float | None,
+        z_loss: float,
+        report: Report | None,
     ) -> Tensor:
         counted = labels != IGNORED_LABEL  # [N]
         targets = labels.where(counted, 0)  # any valid column: what it yields is masked out
@@ -61,7 +77,8 @@ class _CrossEntropy(torch.autograd.Function):
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, counted, torch.cat(normalizers), count)
         ctx.vocab_size, ctx.softcap, ctx.z_loss = vocab_size, softcap, z_loss
-        return with_z_loss(torch.cat(losses), torch.cat(normalizers), z_loss).where(counted, 0).sum() / count
+        terms = with_z_loss(torch.cat(losses), torch.cat(normalizers), z_loss)
+        return mean_loss(terms, counted, count, report)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -78,7 +95,7 @@ class _CrossEntropy(torch.autograd.Function):
             result[rows, : ctx.vocab_size] = before_softcap(
                 chunk.mul_(weights[rows, None]), wide, ctx.softcap
             )
-        return result, None, None, None, None
+        return result, *(None,) * 5
 
 
 def parallel_cross_entropy(
@@ -88,6 +105,7 @@ def parallel_cross_entropy(
     grid: ProcessGrid,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    report: Report | None = None,
 ) -> Tensor:
     """cross_entropy of logits whose columns are spread over the tensor group, t > 1; the same on all its
     ranks.
@@ -98,7 +116,7 @@ def parallel_cross_entropy(
     fp32 (fp64 for fp64 logits).
     """
     return _ParallelCrossEntropy.apply(
-        logits.flatten(0, -2), labels.flatten(), vocab_size, grid, softcap, z_loss
+        logits.flatten(0, -2), labels.flatten(), vocab_size, grid, softcap, z_loss, report
     )
 
 
@@ -115,6 +133,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         grid: ProcessGrid,
         softcap: float | None,
         z_loss: float,
+        report: Report | None,
     ) -> Tensor:
         columns = logits.shape[1]
         first = grid.tensor_rank * columns
@@ -139,7 +158,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, owned, counted, normalizers, count)
         ctx.real, ctx.softcap, ctx.z_loss = real, softcap, z_loss
-        return with_z_loss(normalizers - sums[1], normalizers, z_loss).where(counted, 0).sum() / count
+        return mean_loss(with_z_loss(normalizers - sums[1], normalizers, z_loss), counted, count, report)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -153,12 +172,23 @@ class _ParallelCrossEntropy(torch.autograd.Function):
                 chunk = softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
                 chunk.scatter_add_(1, targets[rows, None], -owned[rows, None].to(chunk.dtype))
                 result[rows, : ctx.real] = before_softcap(chunk.mul_(weights[rows, None]), wide, ctx.softcap)
-        return result, None, None, None, None, None
+        return result, *(None,) * 6
 
 
 def with_z_loss(losses: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
-    """Losses [n] and what z_loss adds to them, from the log-sum-exp of their logits [n]."""
-    return losses + z_loss * normalizers.square() if z_loss else losses
+    """Losses [n], or with z_loss [2, n]: the losses, and what z_loss adds to each by its log-sum-exp [n]."""
+    return torch.stack((losses, z_loss * normalizers.square())) if z_loss else losses
+
+
+def mean_loss(terms: Tensor, counted: Tensor, count: Tensor, report: Report | None) -> Tensor:
+    """The mean over the *count* tokens that are *counted*, bool [n], of terms [n] or [2, n] (with_z_loss);
+    a scalar. Two terms are added, and reported."""
+    means = terms.where(counted, 0).sum(-1) / count
+    if means.ndim == 0:
+        return means
+    if report is not None:
+        report(means)
+    return means.sum()
 
 
 def softmax_with_z_loss(logits: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:

@@ -82,6 +82,9 @@ class Transformer(nn.Module):
         self.fused = fused
         # Replaced by what torch.compile makes of it, if the run is compiled.
         self.loss_and_residual = loss_and_residual
+        self.loss_terms: Tensor | None = None
+        """What the last loss is made of where there is a z_loss: [2], the mean cross entropy and what z_loss
+        adds to it. None where the loss is the cross entropy."""
         self.checkpoint_activations = checkpoint_activations
         self.grid = grid
         check_tensor_parallel(config, grid.tensor_parallel, sequence_parallel=grid.sequence_parallel)
@@ -200,16 +203,18 @@ class Transformer(nn.Module):
         entropy, and in training mode z_loss."""
         vocab_size, softcap = self.config.vocab_size, self.config.logit_softcap
         z_loss = self.config.z_loss if self.training else 0.0
+        self.loss_terms = None
         if self.classifier is not None:
             return cross_entropy(
                 self.classifier(self.head_input(hidden)), labels, self.classifier.out_features
             )
         if self.grid.tensor_parallel > 1:
             return parallel_cross_entropy(
-                self._raw_logits(hidden), labels, vocab_size, self.grid, softcap, z_loss
+                self._raw_logits(hidden), labels, vocab_size, self.grid, softcap, z_loss, self._note_terms
             )
         if self.fused == "none":
-            return cross_entropy(self._raw_logits(hidden), labels, vocab_size, softcap, z_loss)
+            logits = self._raw_logits(hidden)
+            return cross_entropy(logits, labels, vocab_size, softcap, z_loss, self._note_terms)
         loss = partial(
             head_cross_entropy,
             labels=labels,
@@ -217,8 +222,12 @@ class Transformer(nn.Module):
             softcap=softcap,
             z_loss=z_loss,
             step=self.loss_and_residual,
+            report=self._note_terms,
         )
         return cast(Tensor, (self.output or self.token_embedding)(self.head_input(hidden), loss=loss))
+
+    def _note_terms(self, terms: Tensor) -> None:
+        self.loss_terms = terms
 
     def head_input(self, hidden: Tensor) -> Tensor:
         """The last block's output [B, T, d] -> what the output head reads: the final norm, divided by the

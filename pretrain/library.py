@@ -12,13 +12,14 @@ checkpoints, metrics and what is printed are the same, and calling it again cont
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError
-from pretrain.config.command_line import find_ds_config, parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import find_ds_config, flatten, load_recipe, make_run
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import check_environment
 from pretrain.runtime.signals import StopListener, Stopped
@@ -37,14 +38,14 @@ def recipe(name: str | None = None, /, **settings: Any) -> RunConfig:
 
     Args:
         name: a recipe of pretrain/recipes/, or a YAML file; None: that of the default run.
-        settings: fields of RunConfig, as in a recipe: ``heads="2,4,8,8"``, ``steps=100``; those of a section
-            in a mapping, ``optimizer={"learning_rate": 1e-3}``, which replaces the fields that it names.
+        settings: fields of RunConfig, as in a recipe: ``heads=[2, 4, 8, 8]``, ``steps=100``; those of a
+            section in a mapping, ``optimizer={"learning_rate": 1e-3}``, which replaces the fields that it
+            names, or as an object, ``optimizer=other.optimizer``, which replaces all of them.
 
     Raises:
         UserError: no such recipe, an unknown setting, a value that is not valid.
     """
-    arguments = [] if name is None else ["--config", name]
-    return parse_command_line(arguments, settings).run
+    return make_run(load_recipe(name).merge(flatten(settings, "the settings")))
 
 
 def train(
@@ -151,7 +152,9 @@ def run_session(
             world.say(*opening(session), *(labelled("note", note) for note in notes))
         hang_seconds = 60 * run.interruption.hang_minutes
         with build_metrics(session) as metrics:
-            with Watchdog(hang_seconds, run.folder / "stacks", world.rank) as watchdog:
+            # A folder for each session: the stacks of an earlier one stay.
+            began = world.broadcast(time.strftime("%Y-%m-%d_%H-%M-%S"))
+            with Watchdog(hang_seconds, run.folder / "stacks" / began, world.rank) as watchdog:
                 trainer = Trainer(session, metrics, Control(world, listener, watchdog))
                 trainer.fit()
             world.say(*closing(trainer, arguments))

@@ -20,7 +20,7 @@ if __name__ == "__main__" and __spec__ is None:
 from pretrain.config.command_line import parse_command_line
 from pretrain.library import check_run, run_session
 from pretrain.runtime.command import INTERRUPTED, prepare_process
-from pretrain.runtime.environment import environment_rank, settle_waiting_threads
+from pretrain.runtime.environment import environment_rank
 from pretrain.runtime.exit import end_after, leave
 from pretrain.runtime.signals import StopListener, Stopped
 from pretrain.utils.output import outlive_output
@@ -53,10 +53,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print(run.to_recipe(), end="")
             return
         check_start(run)
-    left_out = [
-        f"recipe {run.recipe}: {name} is left out; no extension here has it" for name in command.left_out
-    ]
-    run_session(run, ds_config, listener, arguments, left_out)
+    run_session(run, ds_config, listener, arguments)
 
 
 def start() -> NoReturn:
@@ -64,7 +61,6 @@ def start() -> NoReturn:
     when asked to stop, 130 after Ctrl-C, 1 after any other error."""
     prepare_process()
     outlive_output()
-    settle_waiting_threads()
     rank = environment_rank()
     listener = StopListener()
     try:

@@ -43,6 +43,7 @@ from pretrain.run.session import Session
 from pretrain.runtime.same_code import check_agreement, code_hash
 from pretrain.runtime.signals import StopListener
 from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World, start_world
+from pretrain.utils.cache_folders import keep_compiled_code_private, private_cache
 from pretrain.utils.variables import check_variables
 from pretrain.validation.hook import ValidationHook
 
@@ -122,7 +123,7 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     held, model = _continued_model(run, run.build_model_config(**data.model_fields()), saved)
     rates = GroupRates(run_groups(run, model.value), run)
     decisions = decide(run, ds_config, model, saved, gather_facts(run, world))
-    _check_caches(decisions, world)
+    caches = _settle_caches(decisions, world)
     torch.set_num_threads(decisions.threads.value)
     state = dataclasses.replace(
         saved,
@@ -133,9 +134,9 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         data=data.identity(),
         world=_world_record(world, decisions, saved),
     )
-    notes, reshape, anew = [], False, False
+    notes, reshape, anew = caches, False, False
     if folder:
-        notes = [f"{line}; continuing from {folder.name}" for line in damaged]
+        notes += [f"{line}; continuing from {folder.name}" for line in damaged]
         notes += fetched + check_resume(saved, state, run, held, (folder / "tokenizer", data.tokenizer))
         other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model.value)
         reshape = other_shape is not None or not has_engine_files(folder) or model.value != held
@@ -163,12 +164,25 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
     return session
 
 
-def _check_caches(decisions: Decisions, world: World) -> None:
-    """Refuse folders of the environment that this run would write compiled code or pictures into."""
+def _settle_caches(decisions: Decisions, world: World) -> list[str]:
+    """Where this run keeps compiled code, which only this user may have written; lines about it.
+
+    Raises:
+        UserError: a folder that the environment names for it, or for pictures, cannot be used.
+    """
     compiled = ("compile", f"compile on {world.device.type}") if decisions.compile.value else ()
     zero = decisions.ds_config.value["zero_optimization"]
     offloads = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
     check_variables("plots", *compiled, *["extensions"] * offloads)
+    notes = [keep_compiled_code_private()] if compiled else []
+    if offloads and "TORCH_EXTENSIONS_DIR" not in os.environ:
+        from torch.utils.cpp_extension import get_default_build_root
+
+        folder, note = private_cache(get_default_build_root(), "torch_extensions")
+        notes.append(note)
+        if note is not None:
+            os.environ["TORCH_EXTENSIONS_DIR"] = folder
+    return [note for note in notes if note]
 
 
 def _continued_model(

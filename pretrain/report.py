@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from pretrain.metrics.session import Metrics
 from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
+from pretrain.runtime.continuing import continue_command
 from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
 from pretrain.runtime.signals import Stopped
 from pretrain.runtime.watched import run_watched
@@ -116,29 +116,6 @@ def _source(corpus: Corpus) -> str:
     return f"{name}, content {meta.content_hash[:12]}" + f", documents skipped: {skipped}" * bool(skipped)
 
 
-def launcher_command() -> list[str]:
-    """The beginning of the command that started this session, as far as the environment shows it."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1"))
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return ["torchrun", "--nproc_per_node", local, "-m", "pretrain.main"]
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    first = [str(number) for number in range(int(local))]
-    number = ["--num_accelerators", local] * (local != "1")
-    if "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
-        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number.
-        number = ["--include", f"localhost:{','.join(devices)}"]
-    return ["deepspeed", *number, "--module", "pretrain.main"]
-
-
-def continue_command(arguments: list[str], steps: int) -> str:
-    """The command that continues the run to *steps* in place of the steps given, quoted for a shell."""
-    given = [argument for argument in arguments if not argument.startswith(("--local_rank", "--steps="))]
-    while "--steps" in given:
-        at = given.index("--steps")
-        del given[at : at + 2]
-    return shlex.join([*launcher_command(), *given, "--steps", str(steps)])
-
-
 def _python(module: str, *arguments: str) -> str:
     return shlex.join(["python", "-m", module, *arguments])
 
@@ -149,7 +126,7 @@ def finished_already(session: Session, arguments: list[str]) -> list[str]:
     more = continue_command(arguments, 2 * step)
     return [
         *_results(extensions(), session),
-        f"{folder} is already finished at step {step:,}; to go on: {more}",
+        f"{folder} is already finished at step {step:,}" + f"; to go on: {more}" * bool(more),
     ]
 
 
@@ -255,7 +232,8 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
         for extension in extensions():
             following = extension.next_commands(session).items()
             commands |= {word: _python(*command) for word, command in following}
-    commands["continue"] = continue_command(arguments, 2 * run.steps)
+    if more := continue_command(arguments, 2 * run.steps):
+        commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]
 
 

@@ -25,6 +25,7 @@ from pretrain.run.extension import open_checkpoint
 from pretrain.run.folder import prepare_run_folder
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Batch, Session
+from pretrain.runtime.continuing import report_progress
 from pretrain.runtime.control import Control
 from pretrain.runtime.signals import Stopped
 from pretrain.utils.text import labelled
@@ -51,6 +52,7 @@ class Trainer:
         """The DeepSpeed engine, once fit has built it; it holds the model."""
         self._next_model: ModelConfig | None = None
         self._data_checked = False
+        self._saved_step = self.state.step  # the newest, finished
         self.graphs = 0
         """Graphs that torch.compile has made so far, as last printed."""
         self.data_share = 0.0
@@ -85,9 +87,9 @@ class Trainer:
                 hook_figures = self._before_step()
                 control.start_vote(state.step, self.store.writing or self.hashes.running)
                 rates = session.rates.write(self.engine.optimizer, state.step, state.released)
-                loss = self._forward_backward(batches)
+                losses = self._forward_backward(batches)
                 self._count(applied=self.engine.was_step_applied())
-                self._note(loss, rates, hook_figures)
+                self._note(losses, rates, hook_figures)
                 self._check_skipped()
                 stop, writing = control.vote_result()
                 if not writing and (self.store.under_way or not self._data_checked):
@@ -186,22 +188,23 @@ class Trainer:
         """One optimizer step's micro-batches; DeepSpeed updates the weights after the last.
 
         Returns:
-            This rank's mean loss, on the device.
+            This rank's mean cross-entropy, [1], and with a z loss what that adds, [2]; on the device.
         """
         engine, world, accumulation = self.engine, self.session.world, self.session.batch.accumulation
-        total = torch.zeros((), device=world.device)
+        total = torch.zeros(1 + bool(self.session.model.z_loss), device=world.device)
         for micro in range(accumulation):
             batch = next(batches)
             tensors = [tensor.to(world.device, non_blocking=True) for tensor in batch]
             with self.log.forward.measured():
                 loss = engine(*tensors)
-            total += loss.detach().float()
+            terms = engine.module.loss_terms
+            total += (loss if terms is None else terms).detach().float()
             # 1 + 0 * loss is exactly 1 for a finite loss and NaN for any other: a bad loss makes every
             # gradient NaN, and DeepSpeed skips the update on all ranks, without this rank having to look at
             # the loss.
             engine.backward(loss * (1 + 0 * loss.detach()))
             if self.guard.sigmas and micro == accumulation - 1:
-                self.guard.expect(global_loss(total / accumulation, world))
+                self.guard.expect(global_loss(total[0] / accumulation, world))
             engine.step()
         return total / accumulation
 
@@ -216,13 +219,13 @@ class Trainer:
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
         state.spikes += self.guard.reason is not None
 
-    def _note(self, loss: Tensor, rates: dict[str, float], hook_figures: dict[str, Any]) -> None:
+    def _note(self, losses: Tensor, rates: dict[str, float], hook_figures: dict[str, Any]) -> None:
         """Note the step's figures for metrics.jsonl; nothing is read from the device."""
         state, guard = self.state, self.guard
         row = {"tokens": state.tokens, "skipped": state.skipped}
         row |= {f"lr/{name}": rate for name, rate in rates.items()} | hook_figures
         self.log.add(
-            state.step, loss, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
+            state.step, losses, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
         if self.session.decisions.compile.value and (graphs := compiled_graphs()) != self.graphs:
             self.metrics.message(labelled("compile", f"step {state.step:,}: {graphs} graphs so far"))
@@ -315,7 +318,10 @@ class Trainer:
                 self.hashes.wait(seconds=1)
             self._data_checked = True
             self.store.check_data(self.hashes.problem)
-        self.store.finish()
+        step = self.store.finish()
+        if step is not None and step > self._saved_step and self.session.world.is_main:
+            self._saved_step = step
+            report_progress()
 
     def _say(self, result: HookResult) -> None:
         for line in result.lines:

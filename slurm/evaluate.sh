@@ -19,6 +19,10 @@
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.log
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
+[ -n "${SLURM_JOB_ID:-}" ] || cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ ! -f slurm/launch.sh ]; then
+    echo "error: --chdir: $PWD is not the repository; submit from there, or give --chdir=REPOSITORY" >&2
+    exit 2
+fi
 . slurm/launch.sh
 launch pretrain.evaluation "$@"

@@ -9,18 +9,23 @@
 #   CONTAINER=           run jobs inside this image instead: a .sif file (apptainer), or an image name (pyxis)
 #   MOUNTS=              more folders for a pyxis container to see, /data:/data,/scratch:/scratch
 #   INTERFACE=           the network interface that reaches the other nodes, such as ib0, if there are several
-#   FAILURES=3           requeue after a crash, a dead or a hung rank, so many times at most
+#   FAILURES=3           requeue so many times in a row, at most, without a new checkpoint
+#   JOB_FILES=           the folder of the job's own files, which all nodes must see: by default .slurm beside
+#                        the job's log
 #   SLURM=0              without SLURM: run on this machine, with the deepspeed launcher
 # --dry_run among the arguments prints what would run, and runs nothing.
 #
-# How a job goes on: the ranks end with 75 when they were asked to stop (SIGUSR1 ahead of the time limit,
-# SIGTERM on preemption), and have saved everything, unless a rank that was gone kept them from agreeing; the
-# job is then requeued and continues by itself in the same run folder. Bad input (2) and Ctrl-C (130) end the
-# job. Anything else is a failure, and counted. scancel ends a job for good.
+# How a job continues: the ranks end with 75 when they were asked to stop (SIGUSR1 ahead of the time limit,
+# SIGTERM on preemption), and have saved everything, unless a rank that was gone kept them from agreeing. The
+# job is then requeued and continues automatically in the same run folder; it is also requeued after a crash.
+# Starts without a new checkpoint are counted, and their number is limited. Bad input (2) and Ctrl-C (130) end
+# the job. scancel ends a job for good.
 
 CONTINUE=75
 BAD_INPUT=2
 INTERRUPTED=130
+# The arguments of the script that sources this file.
+given=("$@")
 
 settings() {
     # One thread per core that a task was given; more would make the ranks of a node fight.
@@ -32,10 +37,6 @@ settings() {
     # NCCL's flight recorder: each rank keeps its last collectives, and writes them when one of them times out
     # (here) or when the run's watchdog ends it (into the run's folder). torchfrtrace reads both.
     export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}" TORCH_NCCL_DUMP_ON_TIMEOUT=1
-    if [ -n "${SLURM_JOB_ID:-}" ]; then
-        mkdir -p "$PWD/.slurm"
-        export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$PWD/.slurm/$(job_name).nccl_rank_}"
-    fi
     # A switch that is busy for half a minute must not end a run of days (InfiniBand retries 2^22 x 4 us
     # = 17 s each).
     export NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
@@ -80,7 +81,7 @@ show() { # a command, quoted so that it can be pasted
 # Set container to the options of srun that make pyxis run a task in the image.
 pyxis_options() {
     container=(--container-image="$CONTAINER" --container-workdir="$PWD")
-    container+=(--container-mounts="$PWD:$PWD${MOUNTS:+,$MOUNTS}")
+    container+=(--container-mounts="$PWD:$PWD${files:+,$files:$files}${MOUNTS:+,$MOUNTS}")
 }
 
 run_once() {
@@ -107,7 +108,7 @@ srun_command() {
     [ -z "$cpus" ] || command+=(--cpus-per-task="$cpus")
     case "${CONTAINER:-}" in
         '') ;;
-        *.sif) command+=(apptainer exec --nv "$CONTAINER") ;;
+        *.sif) command+=(apptainer exec --nv ${files:+--bind "$files"} "$CONTAINER") ;;
         *)
             pyxis_options
             command+=("${container[@]}")
@@ -116,8 +117,91 @@ srun_command() {
     command+=(bash slurm/task.sh "$@")
 }
 
+record() { # a field of the job's record
+    sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_record" | head -n 1
+}
+
+# Set files to the folder of the job's own files, and make it. Beside the log, since that must be on a file
+# system that all nodes share; the repository may be read-only.
+make_job_files() {
+    local log
+    log=$(readlink "/proc/$$/fd/1")
+    [ -f "$log" ] || log=$PWD/log
+    files=${JOB_FILES:-${log%/*}/.slurm}
+    if ! { mkdir -p "$files" && [ -w "$files" ]; } 2>/dev/null; then
+        echo "error: JOB_FILES: the job's own files cannot be written to $files; give a folder that all" \
+            "nodes can write to: JOB_FILES=FOLDER sbatch …" >&2
+        exit "$BAD_INPUT"
+    fi
+    files=$(cd "$files" && pwd)
+}
+
+# SLURM would ask the ranks to stop as soon as they have started. Of --signal on sbatch's command line a job
+# learns nothing, of the variable it does.
+check_time_limit() {
+    local signal=${SBATCH_SIGNAL:-$(directive signal)} limit seconds=0
+    limit=$(record TimeLimit)
+    [[ "$signal" == *@* && "$limit" =~ ^(([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)$ ]] || return 0
+    limit=("0${BASH_REMATCH[2]}" "${BASH_REMATCH[@]:3}")
+    seconds=$((10#${limit[0]} * 86400 + 10#${limit[1]} * 3600 + 10#${limit[2]} * 60 + 10#${limit[3]}))
+    if [ "$seconds" -le "${signal##*@}" ]; then
+        echo "error: --time: the time limit of $seconds s is not longer than the warning of ${signal##*@} s" \
+            "ahead of it (--signal=$signal); give more time, or a shorter warning:" \
+            "SBATCH_SIGNAL=USR1@60 sbatch …" >&2
+        exit "$BAD_INPUT"
+    fi
+}
+
+# The line that submits this job, for the ranks to print with more steps: what SLURM knows of the job, where
+# that is not what the script asks for. Empty for a script that does not pass its arguments on.
+submit_line() { # ARGUMENT …: of launch
+    local name option value tasks=$((${SLURM_JOB_NUM_NODES:-1} * ${SLURM_NTASKS_PER_NODE:-0}))
+    [[ "$*" == *"${given[*]}" ]] || return 0
+    printf 'env '
+    for name in DATA VENV CONTAINER MOUNTS INTERFACE FAILURES JOB_FILES SBATCH_SIGNAL; do
+        [ -z "${!name:-}" ] || printf '%s=%q ' "$name" "${!name}"
+    done
+    printf 'sbatch '
+    while read -r option value; do
+        [ -z "$value" ] || [ "$value" = "$(directive "$option")" ] || printf -- '--%s=%q ' "$option" "$value"
+    done <<END
+nodes ${SLURM_JOB_NUM_NODES:-}
+ntasks-per-node ${SLURM_NTASKS_PER_NODE:-}
+ntasks ${SLURM_NTASKS:+$([ "$SLURM_NTASKS" = "$tasks" ] || echo "$SLURM_NTASKS")}
+cpus-per-task ${SLURM_CPUS_PER_TASK:-}
+gres $(record TresPerNode | sed 's/^gres.//' | grep . || echo none)
+time $(record TimeLimit)
+partition $(record Partition)
+account $(record Account | sed 's/(null)//')
+END
+    value=$(record Command)
+    printf '%q ' "${value#"$PWD"/}" "${given[@]}"
+}
+
+# Starts since the last new checkpoint, or a crash after it: rank 0 removes the file when it has saved a new
+# step.
+failures() {
+    cat "$FAILURES_FILE" 2>/dev/null || echo 0
+}
+
+limit_failures() { # HOW: end the job, which has ended like that, if it has failed too often
+    [ "$(failures)" -gt "${FAILURES:-3}" ] || return 0
+    echo "error: FAILURES: job $(job_name) $1: failure $(failures) since the last new checkpoint, where" \
+        "FAILURES allows ${FAILURES:-3} requeues. The same sbatch line continues the run; FAILURES=N allows" \
+        "more"
+    rm -f "$FAILURES_FILE"
+    exit "$status"
+}
+
+end_if_cancelled() {
+    [ "$cancelled" = 1 ] || return 0
+    echo "job $(job_name): ended by SLURM (scancel, or a node that failed); where SLURM does not requeue" \
+        "it, the same sbatch line continues the run"
+    exit "$status"
+}
+
 launch() {
-    local dry_run=0 argument
+    local dry_run=0 argument files=''
     local -a arguments=() command=()
     for argument in "$@"; do
         if [ "$argument" = --dry_run ]; then dry_run=1; else arguments+=("$argument"); fi
@@ -148,11 +232,15 @@ launch() {
         exec "${local_command[@]}"
     fi
 
+    local job_record
+    job_record=" $(scontrol show job -o "$SLURM_JOB_ID")"
+    check_time_limit
     # The rendezvous: a port of the job's own, so that two jobs on a node do not meet, and below those that
     # Linux gives to outgoing connections (32768 and up).
     MASTER_ADDR=$(first_address)
     MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
     export MASTER_ADDR MASTER_PORT
+    [ "$dry_run" = 1 ] || make_job_files
     srun_command "${arguments[@]}"
     if [ "$dry_run" = 1 ]; then
         echo "MASTER_ADDR=$MASTER_ADDR MASTER_PORT=$MASTER_PORT"
@@ -160,16 +248,19 @@ launch() {
         return 0
     fi
 
-    # The status of the task that failed first: what srun returns is the largest, and the tasks that it killed
-    # have one.
-    FIRST_FAILURE="$PWD/.slurm/$(job_name).first"
-    export FIRST_FAILURE
-    local failures_file="$PWD/.slurm/$(job_name).failures"
-    mkdir -p "$PWD/.slurm"
+    # FIRST_FAILURE: the status of the task that failed first. What srun returns is the largest, and the tasks
+    # that it killed have one.
+    local job="$files/$(job_name)"
+    export FIRST_FAILURE="$job.first" FAILURES_FILE="$job.failures"
+    export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$job.nccl_rank_}"
+    SUBMIT_LINE=$(submit_line "${arguments[@]}")
+    export SUBMIT_LINE
     rm -rf "$FIRST_FAILURE"
     # A job that starts for the first time has not failed: the count is that of an older job with its number.
-    [ "${SLURM_RESTART_COUNT:-0}" != 0 ] || rm -f "$failures_file"
-    local cancelled=0 status=0 failures=0
+    [ "${SLURM_RESTART_COUNT:-0}" != 0 ] || rm -f "$FAILURES_FILE"
+    local cancelled=0 status=1 how="lost its node"
+    limit_failures "$how"
+    echo $(($(failures) + 1)) >"$FAILURES_FILE"
     # scancel (and the end of a grace period) reaches this shell too: the tasks save, and the job is over.
     trap cancelled=1 TERM
     "${command[@]}" &
@@ -184,32 +275,28 @@ launch() {
     fi
     rm -rf "$FIRST_FAILURE"
     if [ "$status" = 0 ]; then
-        rm -f "$failures_file"
+        rm -f "$FAILURES_FILE"
         return 0
     fi
-    end_if_cancelled() {
-        [ "$cancelled" = 1 ] || return 0
-        echo "job $(job_name): cancelled; the same sbatch line continues the run"
-        exit "$status"
-    }
     end_if_cancelled
     case "$status" in
-        "$BAD_INPUT" | "$INTERRUPTED") exit "$status" ;;
-        "$CONTINUE") echo "job $(job_name): stopped; requeued, to continue by itself" ;;
+        "$BAD_INPUT" | "$INTERRUPTED")
+            rm -f "$FAILURES_FILE"
+            exit "$status"
+            ;;
+        "$CONTINUE") how="stopped" ;;
         *)
-            failures=$(($(cat "$failures_file" 2>/dev/null || echo 0) + 1))
-            echo "$failures" >"$failures_file"
-            if [ "$failures" -gt "${FAILURES:-3}" ]; then
-                echo "error: FAILURES: job $(job_name) failed $failures times, the last with status" \
-                    "$status; the limit of ${FAILURES:-3} requeues is reached. The same sbatch line" \
-                    "continues the run; FAILURES=N allows more"
-                rm -f "$failures_file"
-                exit "$status"
-            fi
-            echo "job $(job_name): failed with exit status $status; requeued," \
-                "failure $failures of at most ${FAILURES:-3}"
+            how="failed with exit status $status"
+            [ -f "$FAILURES_FILE" ] || echo 1 >"$FAILURES_FILE"
             ;;
     esac
+    limit_failures "$how"
+    if [ -f "$FAILURES_FILE" ]; then
+        echo "job $(job_name): $how; requeued, failure $(failures) of at most ${FAILURES:-3}" \
+            "since the last new checkpoint"
+    else
+        echo "job $(job_name): $how; requeued, to continue automatically"
+    fi
     # SLURM requeues a cancelled job, too, if it is asked to.
     end_if_cancelled
     scontrol requeue "$(job_name)"

@@ -17,7 +17,11 @@
 #SBATCH --requeue
 #SBATCH --output=slurm-prepare-%A_%a.log
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
+[ -n "${SLURM_JOB_ID:-}" ] || cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [ ! -f slurm/launch.sh ]; then
+    echo "error: --chdir: $PWD is not the repository; submit from there, or give --chdir=REPOSITORY" >&2
+    exit 2
+fi
 . slurm/launch.sh
 CONTAINER='' activate # it runs outside of the container of the trainings: with .venv, or VENV=/path
 tasks=${SLURM_ARRAY_TASK_COUNT:-1}

@@ -102,7 +102,8 @@ class Hold:
         with suppress(OSError):  # being pruned, damaged, or on a file system without locks: it may vanish
             file = open_regular(folder / MANIFEST)
             weakref.finalize(self, file.close)
-            fcntl.flock(file, fcntl.LOCK_SH)
+            # Without waiting: whoever can read a checkpoint can lock it, and one being pruned is gone anyway.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 @contextmanager

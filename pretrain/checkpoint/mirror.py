@@ -3,7 +3,9 @@
 The store is anything that fsspec opens by a URL. A run's copy is URL/NAME: the files of its checkpoints below
 checkpoints/, the manifest of each as the last, so that one without it is not whole; beside them what the
 run's folder says of itself, and ``latest``, the newest checkpoint of the run's curve. Every file is read back
-and compared with its hash before a copy counts as safe; ``mirror.json`` in the run's folder lists those.
+and compared with its hash before a copy counts as safe; ``mirror.json`` in the run's folder lists those, and
+a checkpoint that was fetched from there. Where another checkpoint of the same step is in the store, the
+manifest's ``places`` names the files that lie under another name than their own.
 
 A thread of rank 0 copies. A store that is away or full is said once, and tried again until the run ends;
 nothing in the training waits for it. Nothing is deleted in the store.
@@ -20,17 +22,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-import xxhash
 
 from model.declared import declared, from_plain, to_plain
 from model.errors import UserError, shown
-from pretrain.checkpoint.finder import STEP, checkpoint_path, checkpoint_steps
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
-from pretrain.utils.extras import check_installed
-from pretrain.utils.files import CHUNK_BYTES, atomic_file, atomic_folder, open_regular, write_atomically
-from pretrain.utils.parsing import MOST_BYTES, read_json
+from pretrain.checkpoint.object_store import Store
+from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
+from pretrain.utils.parsing import read_json
 from pretrain.utils.text import labelled, say
 
 RECORD = "mirror.json"
@@ -39,8 +38,6 @@ OF_THE_RUN = ("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl"
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
 CLOSE_SECONDS = 600.0
-PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "file": "fsspec"}
-"""By a URL's protocol: the package that opens it."""
 
 
 @declared()
@@ -48,89 +45,9 @@ class Record:
     """The contents of mirror.json."""
 
     url: str
-    safe: list[str]
-    """Names of checkpoints whose copies were verified."""
-
-
-def check_mirror(url: str) -> None:
-    """Refuse a URL that cannot be opened here; no connection is made.
-
-    Raises:
-        UserError: it says what is valid, or what to install.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in PROTOCOLS or not (parts.netloc or parts.path.strip("/")):
-        raise UserError(
-            f"checkpoint.mirror: {shown(url)} is not valid; give a URL such as s3://bucket/folder, "
-            "gs://bucket/folder or file:///folder"
-        )
-    check_installed(PROTOCOLS[parts.scheme], "checkpoint.mirror")
-
-
-class Store:
-    """The copy of one run in a store.
-
-    Raises:
-        Exception: what fsspec raises, of any class, from every method.
-    """
-
-    def __init__(self, url: str, run: str) -> None:
-        from fsspec.core import url_to_fs
-
-        self.files, root = url_to_fs(url.rstrip("/"), use_listings_cache=False, skip_instance_cache=True)
-        self.root = f"{root}/{run}"
-
-    def put(self, local: Path, name: str) -> str:
-        """Copy a file, read it back, and compare; its hash."""
-        path, digest = f"{self.root}/{name}", xxhash.xxh3_128()
-        self._make_parent(path)
-        with open_regular(local) as source, self.files.open(path, "wb") as target:
-            while chunk := source.read(CHUNK_BYTES):
-                digest.update(chunk)
-                target.write(chunk)
-        if self._digest(name) != digest.hexdigest():
-            raise OSError(f"{name} does not come back as it was written")
-        return digest.hexdigest()
-
-    def put_text(self, text: str, name: str) -> None:
-        """Write a small file."""
-        path = f"{self.root}/{name}"
-        self._make_parent(path)
-        self.files.pipe_file(path, text.encode())
-
-    def _digest(self, name: str) -> str:
-        digest = xxhash.xxh3_128()
-        with self.files.open(f"{self.root}/{name}", "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-        return digest.hexdigest()
-
-    def get(self, name: str, local: Path) -> None:
-        """Fetch a file."""
-        local.parent.mkdir(parents=True, exist_ok=True)
-        with self.files.open(f"{self.root}/{name}", "rb") as source, local.open("wb") as target:
-            shutil.copyfileobj(source, target, CHUNK_BYTES)
-
-    def text(self, name: str) -> str | None:
-        """A small file; None if it is not there."""
-        try:
-            with self.files.open(f"{self.root}/{name}", "rb") as file:
-                return str(file.read(MOST_BYTES).decode("utf-8"))
-        except FileNotFoundError:
-            return None
-
-    def checkpoints(self) -> list[str]:
-        """Names of checkpoint folders, whole or not."""
-        try:
-            listed = self.files.ls(f"{self.root}/checkpoints", detail=False)
-        except FileNotFoundError:
-            return []
-        names = [path.rstrip("/").rpartition("/")[2] for path in listed]
-        return sorted(filter(STEP.fullmatch, names), key=lambda name: int(name.partition("_")[2]))
-
-    def _make_parent(self, path: str) -> None:
-        if "file" in self.files.protocol:
-            self.files.makedirs(path.rpartition("/")[0], exist_ok=True)
+    safe: dict[str, str]
+    """By the name of a checkpoint whose copy was verified: the hash of its manifest, since another checkpoint
+    of the same step may take its place."""
 
 
 class Mirror:
@@ -164,7 +81,7 @@ class Mirror:
     def add(self, folder: Path) -> None:
         """Copy a checkpoint that is whole; it may replace one of the same step."""
         with self._changed:
-            self._safe.discard(folder.name)
+            self._safe.pop(folder.name, None)
             if folder.name not in self._waiting:
                 self._waiting.append(folder.name)
             self._changed.notify_all()
@@ -193,13 +110,14 @@ class Mirror:
             return None
         return f"{', '.join(waiting)} not copied to {self.url}; the next session of the run does it"
 
-    def _recorded(self) -> set[str]:
+    def _recorded(self) -> dict[str, str]:
         """The checkpoints that earlier sessions have copied to this store, and that were not replaced."""
         try:
             record = from_plain(Record, read_json(self.run_folder / RECORD, RECORD), RECORD)
-        except (UserError, OSError):  # none yet, or damaged: everything is copied again
-            return set()
-        return set(record.safe) if record.url == self.url else set()
+        except (UserError, OSError):  # none yet, or damaged: everything is compared with the store
+            return {}
+        known = record.safe if record.url == self.url else {}
+        return {name: digest for name, digest in known.items() if _identity(self.run_folder, name) == digest}
 
     def _work(self) -> None:
         pause, longest = self._retry_seconds
@@ -211,10 +129,10 @@ class Mirror:
                     return
                 name = self._waiting[0]
             try:
-                self._copy(name)
+                copied = self._copy(name)
             except Exception as error:  # of any class: of a library for one store or another
                 if not (self.run_folder / "checkpoints" / name).is_dir():
-                    self._done(name, safe=False)  # pruned meanwhile, to have room
+                    self._done(name, None)  # pruned meanwhile, to have room
                     continue
                 self._store = None
                 self._failed(error)
@@ -223,37 +141,46 @@ class Mirror:
                 pause = min(2 * pause, longest)
                 continue
             pause = self._retry_seconds[0]
-            self._done(name, safe=True)
+            self._done(name, copied)
 
-    def _copy(self, name: str) -> None:
+    def _copy(self, name: str) -> str | None:
+        """Copy a checkpoint; the hash of its manifest."""
+        identity = _identity(self.run_folder, name)
         store = self._store = self._store or self._open(self.url, self.run_folder.name)
         folder = self.run_folder / "checkpoints" / name
         manifest = from_plain(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
-        for file, entry in manifest.files.items():
-            if store.put(folder / file, f"checkpoints/{name}/{file}") != entry.xxh3_128:
-                raise OSError(f"{name}/{file} is not what its manifest says")
+        inside = f"checkpoints/{name}/"
+        places = {
+            file: store.put(folder / file, inside + file, entry).removeprefix(inside)
+            for file, entry in manifest.files.items()
+        }
         for file in OF_THE_RUN:
             if (self.run_folder / file).is_file():
-                store.put(self.run_folder / file, file)
-        with_mirror = to_plain(manifest) | {"mirror": self.url}
-        store.put_text(json.dumps(with_mirror, indent=1), f"checkpoints/{name}/{MANIFEST}")
-        store.put_text(f"{name}\n", "latest")
+                store.replace((self.run_folder / file).read_bytes(), file)
+        listed = to_plain(manifest) | {"mirror": self.url}
+        if elsewhere := {file: place for file, place in places.items() if place != file}:
+            listed["places"] = elsewhere
+        store.replace(json.dumps(listed, indent=1).encode(), inside + MANIFEST)
+        store.replace(f"{name}\n".encode(), "latest")
+        return identity
 
-    def _done(self, name: str, safe: bool) -> None:
-        if safe and self._failing:
+    def _done(self, name: str, copied: str | None) -> None:
+        """Take a checkpoint off the list. *copied*: see _copy; None for one that is gone."""
+        if copied and self._failing:
             self.report(labelled("mirror", f"{self.url} works again"))
         with self._changed:
-            self._failing = self._failing and not safe
+            self._failing = self._failing and not copied
             if self._waiting and self._waiting[0] == name:
                 self._waiting.popleft()
-            if safe:
-                self._safe.add(name)
-                kept = sorted(
-                    known for known in self._safe if (self.run_folder / "checkpoints" / known).is_dir()
-                )
-                record = json.dumps(to_plain(Record(self.url, kept)), indent=1)
-                with suppress(OSError):  # the next session copies once more
-                    write_atomically(self.run_folder / RECORD, record)
+            if copied:
+                self._safe[name] = copied
+                kept = {
+                    known: self._safe[known]
+                    for known in sorted(self._safe)
+                    if (self.run_folder / "checkpoints" / known).is_dir()
+                }
+                with suppress(OSError):  # the next session compares them once more
+                    _write_record(self.run_folder, self.url, kept)
             self._changed.notify_all()
 
     def _failed(self, error: Exception) -> None:
@@ -269,6 +196,18 @@ class Mirror:
                     "stay here until they are copied",
                 )
             )
+
+
+def _identity(run_folder: Path, name: str) -> str | None:
+    """The hash of a checkpoint's manifest, which has the hashes of its files; None if it is gone."""
+    try:
+        return str(file_entry(run_folder / "checkpoints" / name / MANIFEST)["xxh3_128"])
+    except OSError:
+        return None
+
+
+def _write_record(run_folder: Path, url: str, safe: dict[str, str]) -> None:
+    write_atomically(run_folder / RECORD, json.dumps(to_plain(Record(url, safe)), indent=1))
 
 
 def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], Store] = Store) -> list[str]:
@@ -292,6 +231,8 @@ def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], St
             problem = _fetch(store, name, run_folder)
             if problem is None:
                 _fetch_descriptions(store, run_folder, name)
+                # So that it is not copied back.
+                _write_record(run_folder, url, {name: _identity(run_folder, name) or ""})
                 return [*notes, f"{name} was fetched from {url}: the run's folder held no checkpoint"]
             notes.append(f"{name} in {url} is not whole ({problem})")
     except Exception as error:
@@ -314,11 +255,11 @@ def _fetch(store: Store, name: str, run_folder: Path) -> str | None:
         return f"{MANIFEST} is missing"
     try:
         values: Mapping[str, Any] = json.loads(text)
-        listed = {key: value for key, value in values.items() if key != "mirror"}
-        manifest = from_plain(Manifest, listed, MANIFEST)
+        listed = {key: value for key, value in values.items() if key not in ("mirror", "places")}
+        manifest, places = from_plain(Manifest, listed, MANIFEST), values.get("places", {})
         with atomic_folder(target) as partial:
             for file in manifest.files:  # names inside the folder: Manifest refuses others
-                store.get(f"checkpoints/{name}/{file}", partial / file)
+                store.get(f"checkpoints/{name}/{places.get(file, file)}", partial / file)
             (partial / MANIFEST).write_text(json.dumps(to_plain(manifest), indent=1), encoding="utf-8")
             if problem := verify(partial):
                 raise UserError(problem)

@@ -155,14 +155,17 @@ class CheckpointStore:
         """Whether a checkpoint was begun and not yet finished. The same on all ranks."""
         return self._under_way is not None
 
-    def finish(self) -> None:
+    def finish(self) -> int | None:
         """Wait until every rank has written its files, put the checkpoint in its place, and prune older ones.
+
+        Returns:
+            The checkpoint's step; None if none was under way.
 
         Raises:
             UserError: as begin.
         """
         if self._under_way is None:
-            return
+            return None
         checkpoint, self._under_way = self._under_way, None
         checkpoint.writer.wait()
         partial = checkpoint.partial
@@ -174,6 +177,7 @@ class CheckpointStore:
             self._mirror.add(checkpoint.target)
         if self.world.is_main and checkpoint.prune:
             self._prune(checkpoint.step)
+        return checkpoint.step
 
     def check_data(self, problem: str | None) -> None:
         """Raise UserError on every rank if one has a *problem* with the data; what is being written is

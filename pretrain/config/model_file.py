@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ def named_model(name: str) -> ModelConfig:
     return ModelConfig.from_json(values, f"model: {name}")
 
 
-def check_names(values: Mapping[str, Any], where: str) -> None:
-    """Refuse a field that ModelConfig does not have; the line says what other programs' names mean here."""
-    known = [f"--architecture.{field.name}" for field in fields(ModelConfig)]
+def check_names(values: Mapping[str, Any], where: str, also: Sequence[str] = ()) -> None:
+    """Reject a field that neither ModelConfig nor *also* has; the line says what other programs' names mean
+    here."""
+    known = [f"--architecture.{name}" for name in (*(field.name for field in fields(ModelConfig)), *also)]
     for name in values:
         if f"--architecture.{name}" not in known:
             hint = suggestion(str(name), known).replace("--architecture.", "").replace("--", "")

@@ -33,7 +33,7 @@ _MEANT = (
     ("num_attention_heads n_head n_heads num_heads", "--heads, one count per layer, such as 6x12"),
     (
         "num_layers n_layer n_layers num_hidden_layers",
-        "--heads, whose length is the number of layers: one count per layer, such as 6x12",
+        "--heads, one count per layer, such as 6x12, with --architecture.num_layers for another depth",
     ),
     ("num_key_value_heads n_kv_heads num_query_groups", "--architecture.kv_heads"),
     ("num_train_epochs epochs", "--steps, the length of the run"),

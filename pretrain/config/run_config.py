@@ -12,27 +12,50 @@ import dataclasses
 import os
 import re
 import shlex
+import typing
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from model.config import ModelConfig
-from model.declared import Count, FromZero, Positive, PositiveNumber, Share, declared
+from model.config import SCHEDULES, ModelConfig, Size
+from model.declared import Count, FromZero, Positive, PositiveNumber, Share, declared, from_plain, to_plain
 from model.errors import UserError
-from model.heads import parse_heads
+from model.heads import HeadSchedule, normalize_heads, parse_heads, parse_schedule
 from pretrain.config.lr_rules import parse_rules
 from pretrain.config.model_file import check_names, named_model
 from pretrain.extensions import sections
 from pretrain.utils.files import read_regular
-from pretrain.utils.parsing import read_json_object
+from pretrain.utils.parsing import format_yaml, read_json_object
 
 DEFAULT_RECIPE = "modern-micro"
 MOST_BATCH_TOKENS = 10**12
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
+NUM_LAYERS = "num_layers"
+"""Of ``architecture``, beside the fields of ModelConfig: changes the depth of a preset."""
+
+
+def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields as JSON has them, each checked by the declaration of ModelConfig's field of that name."""
+    check_names(values, "architecture.", also=(NUM_LAYERS,))
+    for name, instead in (("classes", "--task classification"), ("vocab_size", "--vocab_size")):
+        if name in values:
+            raise UserError(f"architecture.{name}: it comes from the data; leave it out; give {instead}")
+    if "heads" in values:
+        raise UserError("architecture.heads: this is the setting heads; give heads")
+    kinds = typing.get_type_hints(ModelConfig, include_extras=True) | {NUM_LAYERS: Size}
+    checked = {}
+    for name, value in values.items():
+        if name in SCHEDULES and isinstance(value, str):
+            value = parse_schedule(value, f"architecture.{name}")
+        checked[name] = to_plain(from_plain(kinds[name], value, section=f"architecture.{name}"))
+    return checked
+
+
+Architecture = Annotated[dict[str, Any], AfterValidator(_normalize_architecture)]
+Heads = Annotated[str, BeforeValidator(normalize_heads)]
 
 
 @declared("optimizer")
@@ -172,10 +195,12 @@ class CoreSettings:
     model: str = "prism-micro"
     """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a
     run's folder, whose newest checkpoint's model is trained again from the start."""
-    heads: str | None = None
-    """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6; one head count per layer."""
-    architecture: dict[str, Any] = field(default_factory=dict)
-    """Fields of ModelConfig that replace the preset's, such as {norm: layernorm, context_length: 512}."""
+    heads: Heads | None = None
+    """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6 or a list; one head count per
+    layer."""
+    architecture: Architecture = field(default_factory=dict)
+    """Fields of ModelConfig that replace the preset's, such as {norm: layernorm, context_length: 512}, and
+    num_layers: another number of layers, with heads for each."""
     data: str = "builtin"
     """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx
     pair of Megatron's tools, or a blend a:0.7,b:0.3."""
@@ -264,10 +289,6 @@ class CoreSettings:
                 f"muon: given with optimizer.kind: {self.optimizer.kind}, which does not read it; leave "
                 "muon.* out (--config micro is a recipe of AdamW), or give --optimizer.kind muon"
             )
-        for name, instead in (("classes", "--task classification"), ("vocab_size", "--vocab_size")):
-            if name in self.architecture:
-                raise UserError(f"architecture.{name}: it comes from the data; leave it out; give {instead}")
-        check_names(self.architecture, "architecture.")
         for section in sections():
             section.check(self)
         for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
@@ -319,20 +340,30 @@ class CoreSettings:
                 together.
         """
         base = _named_or_trained(self.model)
-        values = base.to_json() | self.architecture
-        if isinstance(values["heads"], str):
-            values["heads"] = parse_heads(values["heads"])
-        if self.heads is not None:
-            heads = parse_heads(self.heads)
-            if len(heads) != len(values["heads"]):
-                raise UserError(
-                    f"heads: {self.heads!r} is a schedule for {len(heads)} layers, but {self.model} has "
-                    f"{len(values['heads'])}; give one head count per layer"
-                )
-            values["heads"] = heads
+        architecture = dict(self.architecture)
+        layers = architecture.pop(NUM_LAYERS, base.num_layers)
+        values = base.to_json() | architecture | {"heads": self._heads(base, layers), "classes": None}
         if vocab_size is not None:
             values["vocab_size"] = vocab_size
-        return ModelConfig.from_json(values | {"classes": None} | from_data)
+        return ModelConfig.from_json(values | from_data)
+
+    def _heads(self, base: ModelConfig, layers: int) -> HeadSchedule:
+        """The head schedule of ``heads``, or that of *base*, whose only head count any number of layers can
+        have."""
+        if self.heads is None and len(set(base.heads)) == 1:
+            return base.heads[:1] * layers
+        heads = base.heads if self.heads is None else parse_heads(self.heads)
+        if len(heads) == layers:
+            return heads
+        if self.heads is None:
+            raise UserError(
+                f"heads: missing; {self.model} has {len(heads)} layers of different head counts, and "
+                f"architecture.{NUM_LAYERS} is {layers}; give {layers} head counts"
+            )
+        raise UserError(
+            f"heads: {self.heads!r} is a schedule for {len(heads)} layers, but {self.model} has {layers}; "
+            f"give one head count per layer, or architecture.{NUM_LAYERS} {len(heads)} as well"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dict, as written to config.yaml."""
@@ -342,14 +373,14 @@ class CoreSettings:
 
     def to_yaml(self) -> str:
         """YAML that ``--config`` reads back into an equal RunConfig."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+        return format_yaml(self.to_dict())
 
     def to_recipe(self) -> str:
         """As to_yaml, but without the recipe's name: what it is written to is a recipe with a name of its
         own."""
         values = self.to_dict()
         del values["recipe"]
-        return yaml.safe_dump(values, sort_keys=False)
+        return format_yaml(values)
 
 
 if TYPE_CHECKING:

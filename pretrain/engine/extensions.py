@@ -12,7 +12,11 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from pretrain.utils.files import wait_for_lock
+from model.errors import UserError
+from pretrain.utils.files import open_lock, wait_for_lock
+
+MOST_SECONDS = 900.0
+"""A compilation takes about a minute; each rank of a node waits for those before it."""
 
 
 class ProcessLock:
@@ -25,9 +29,18 @@ class ProcessLock:
         self.path = path
 
     def try_acquire(self) -> bool:
-        """Take the lock, as soon as no process holds it."""
-        self._file = os.open(self.path, os.O_CREAT | os.O_RDWR)
-        wait_for_lock(self._file, self._waiting)
+        """Take the lock, as soon as no process holds it.
+
+        Raises:
+            UserError: another process has held it for MOST_SECONDS.
+            OSError: it belongs to another user.
+        """
+        self._file = open_lock(self.path)
+        if not wait_for_lock(self._file, self._waiting, MOST_SECONDS):
+            raise UserError(
+                f"TORCH_EXTENSIONS_DIR: another process has held {self.path} for {MOST_SECONDS / 60:g} "
+                "minutes; end it, or give another folder"
+            )
         return True
 
     def _waiting(self) -> None:

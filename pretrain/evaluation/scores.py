@@ -127,7 +127,7 @@ def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path) -
 
 
 def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.initialization import initial_distribution
 from model.parameters import ParameterRole, parameter_specs
 from pretrain.checkpoint.deepspeed_files import MASTERS
 from pretrain.checkpoint.source import ParameterGroup
@@ -68,15 +69,20 @@ def candidate(
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     head_dim, d = model.layer_head_dim(change.layer), model.d_model
 
-    def draw() -> Tensor:
-        return torch.empty(head_dim, d).normal_(0.0, model.init_std, generator=generator)
+    def draw(part: str) -> tuple[Tensor, float]:
+        """The head's rows of a part, as at step 0, and the standard deviation of their entries."""
+        name = f"layers.{change.layer}.attention.{part}.weight"
+        spec = parameter_specs(model)[name]
+        mean, std, _ = initial_distribution(name, spec.role, spec.shape, model)
+        return torch.empty(head_dim, d).normal_(mean, std, generator=generator), std
 
-    query, key, value = draw(), draw(), draw()
+    (query, query_std), (key, key_std), (value, _) = map(draw, "qkv")
     if directions is not None:
-        # The same lengths in q and in k: every dimension of the head adds to W_Q W_Kᵀ with the same sign.
-        lengths = model.init_std * d**0.5 * torch.empty(head_dim, 1).normal_(generator=generator)
+        # The same factors in q and in k: every dimension of the head adds to W_Q W_Kᵀ with the same sign.
+        factors = torch.empty(head_dim, 1).normal_(generator=generator)
         along_query, along_key = directions
-        query, key = lengths * along_query + NOISE * query, lengths * along_key + NOISE * key
+        query = query_std * d**0.5 * factors * along_query + NOISE * query
+        key = key_std * d**0.5 * factors * along_key + NOISE * key
     return Candidate(query, key, value)
 
 

@@ -29,8 +29,8 @@ CAPTURED = "growth/captured/layer_"
 TOP = "growth/top/layer_"
 LEAST_INTERVAL = {"incrt": 24, "random": 24, "gradient": 60, "schedule": 1}
 """Steps between checks, at least, by criterion, where the interval is a share of the run. In small models,
-too, checks then take less than 3 % of the time: one costs up to two thirds of a step of one micro-batch, a
-``gradient`` one 1.7."""
+too, checks then take less than 3 % of the time: one costs up to two thirds of a step, a ``gradient`` one
+1.7."""
 
 
 class Growth(Hook):
@@ -39,7 +39,7 @@ class Growth(Hook):
     In a run that goes on without growth it keeps what growth knew, in case it is turned on again.
 
     Args:
-        session: the run's. A check reads this rank's next micro-batch.
+        session: the run's. A check reads this rank's part of the next step's sequences.
 
     Raises:
         UserError: ``growth.interval`` or ``growth.until`` is no length in the run, or an option does not go
@@ -108,8 +108,11 @@ class Growth(Hook):
         """
         if not self.config.active:  # pending from a session that still had growth
             return HookResult()
-        batch = self.session.micro_batch(state.sequences, 0)
-        moments = second_moments(engine, batch, self.world)
+        # The whole step's: a part that the ranks and their micro-batches determine would let events depend on
+        # the machine.
+        passes = range(self.session.batch.accumulation)
+        batches = [self.session.micro_batch(state.sequences, index) for index in passes]
+        moments = second_moments(engine, batches, self.world)
         if not all(bool(moment.isfinite().all()) for moment in moments):
             return HookResult(
                 lines=[f"growth   step {state.step:,}: not checked; activations are not finite"]
@@ -129,7 +132,7 @@ class Growth(Hook):
             change.layer: candidate(self.model, self.session.run.seed, state.step, change, directions)
             for change, directions in compared.items()
         }
-        norms = gradient_norms(engine, batch, new_heads, self.world) if new_heads else {}
+        norms = gradient_norms(engine, batches, new_heads, self.world) if new_heads else {}
         directions: dict[Change, Tensor] = {}
         figures: dict[str, Any] = {}
         if check:

@@ -1,13 +1,15 @@
 """Measures every layer of a network in training: what enters its attention, and what a new head would learn.
 
-The network reads the micro-batch that every rank takes next, with its own forward pass. No training number
-changes.
+The network reads the global batch of the next step, each rank its micro-batches, with its own forward pass.
+So what is measured depends neither on the number of ranks nor on the micro-batch, up to rounding. No training
+number changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -35,35 +37,51 @@ class Candidate(NamedTuple):
     value: Tensor
 
 
-def second_moments(engine: Any, batch: list[Tensor], world: World) -> list[Tensor]:
+def second_moments(engine: Any, batches: Sequence[list[Tensor]], world: World) -> list[Tensor]:
     """E[x xᵀ] by layer, fp32 [d, d]: x the normalised vectors that enter its attention, a mean over all
     ranks' tokens.
 
-    Collective. *batch* is this rank's micro-batch, as Transformer.forward takes it.
+    Collective. *batches* are this rank's micro-batches, as many as any other's, each as Transformer.forward
+    takes it.
     """
-    sums: list[Tensor] = []
-    counted = _not_padding(engine.module, batch)
-    if counted is not None:
-        counted = counted.to(world.device)
-        tokens = counted.sum().double()
-        if world.size > 1:  # the ranks of a tensor group count theirs again, as they do below
-            dist.all_reduce(tokens)
-        share = tokens.item() / world.size  # tokens of a rank, on the average
-
-    def record(module: Any, inputs: tuple[Any, ...]) -> None:
-        rows = inputs[0].detach().flatten(0, -2).float()  # [B T, d]; with sequence parallelism a part of T
-        if counted is not None:
-            rows = rows[counted]
-        sums.append(rows.T @ rows / (len(rows) if counted is None else share))
+    sums: dict[int, Tensor] = {}
+    masks = [_not_padding(engine.module, batch) for batch in batches]
+    share = _tokens_of_a_pass(masks, world)
 
     with measuring(engine) as (network, hooks), _without_head(engine), torch.no_grad():
+        counted: Tensor | None = None
+
+        def record(layer: int, module: Any, inputs: tuple[Any, ...]) -> None:
+            # [B T, d]; with sequence parallelism a part of T
+            rows = inputs[0].detach().flatten(0, -2).float()
+            if counted is not None:
+                rows = rows[counted]
+            moment = rows.T @ rows / (share or len(rows))
+            sums[layer] = sums[layer] + moment if layer in sums else moment
+
         for layer in range(len(network.layers)):
-            hooks.callback(_attention(network, layer).register_forward_pre_hook(record).remove)
-        engine(*(tensor.to(world.device) for tensor in batch))
+            attention = _attention(network, layer)
+            hooks.callback(attention.register_forward_pre_hook(partial(record, layer)).remove)
+        for batch, mask in zip(batches, masks, strict=True):
+            counted = None if mask is None else mask.to(world.device)
+            engine(*(tensor.to(world.device) for tensor in batch))
+    moments = [sums[layer] / len(batches) for layer in range(len(sums))]
     if world.size > 1:
-        for total in sums:  # a language model's ranks count equally many tokens
-            dist.all_reduce(total)
-    return [total / world.size for total in sums]
+        for moment in moments:
+            dist.all_reduce(moment)
+    return [moment / world.size for moment in moments]
+
+
+def _tokens_of_a_pass(masks: Sequence[Tensor | None], world: World) -> float | None:
+    """The tokens that count in a pass of one rank, on the average over all; None where every pass counts as
+    many. Collective."""
+    counts = [mask.sum() for mask in masks if mask is not None]
+    if not counts:
+        return None
+    tokens = torch.stack(counts).sum().double().to(world.device)
+    if world.size > 1:  # the ranks of a tensor group count theirs again, as their moments are summed again
+        dist.all_reduce(tokens)
+    return tokens.item() / (world.size * len(masks))
 
 
 @contextmanager
@@ -91,36 +109,50 @@ def query_and_key_weights(engine: Any, config: ModelConfig, world: World) -> dic
 
 
 def gradient_norms(
-    engine: Any, batch: list[Tensor], candidates: Mapping[int, Candidate], world: World
+    engine: Any, batches: Sequence[list[Tensor]], candidates: Mapping[int, Candidate], world: World
 ) -> dict[int, float]:
     """‖∂loss/∂W_o‖_F that a candidate head of each layer would get at once; its output projection is zero.
     Collective.
 
     In the manner of GradMax (arXiv 2201.05125): with the output projection at zero, nothing else of the head
     has a gradient, and this one is Σ_t g_t o_tᵀ with g_t the loss's gradient in the attention's output at
-    position t and o_t the head's output there. Of the loss of *batch*, a mean over all ranks.
+    position t and o_t the head's output there. Of the loss that is trained, with its z loss: a mean over
+    *batches* (see second_moments) and all ranks.
     """
     inputs: dict[int, tuple[Any, ...]] = {}
     outputs: dict[int, Tensor] = {}
+    weights: dict[int, Tensor] = {}
     with measuring(engine) as (network, hooks), torch.enable_grad():
+        network.training = True  # the network's own loss; its modules stay in evaluation mode, for the hooks
+
+        def record(layer: int, module: Any, given: tuple[Any, ...], output: Tensor) -> None:
+            inputs[layer], outputs[layer] = given, output
+
         for layer in candidates:
             attention = _attention(network, layer)
+            hooks.callback(attention.register_forward_hook(partial(record, layer)).remove)
+        for batch in batches:
+            loss = network(*(tensor.to(world.device) for tensor in batch))
+            gradients = torch.autograd.grad(loss, [outputs[layer] for layer in candidates])
+            for layer, gradient in zip(candidates, gradients, strict=True):
+                weight = _output_gradient(network, layer, gradient, inputs[layer], candidates[layer])
+                weights[layer] = weights[layer] + weight if layer in weights else weight
+    passes = world.data_parallel * len(batches)
+    return {
+        layer: torch.linalg.matrix_norm(world.sum(weights[layer]) / passes).item() for layer in candidates
+    }
 
-            def record(module: Any, given: tuple[Any, ...], output: Tensor, layer: int = layer) -> None:
-                inputs[layer], outputs[layer] = given, output
 
-            hooks.callback(attention.register_forward_hook(record).remove)
-        loss = network(*(tensor.to(world.device) for tensor in batch))
-        gradients = torch.autograd.grad(loss, [outputs[layer] for layer in candidates])
-    norms = {}
-    for layer, gradient in zip(candidates, gradients, strict=True):
-        with torch.no_grad():
-            head = _head_output(network, layer, inputs[layer], candidates[layer])
-            if network.grid.sequence_parallel:
-                gradient = _whole(gradient, network)
-            weight = gradient.float().flatten(0, 1).T @ head.float().flatten(0, 1)  # [d, d_h]
-        norms[layer] = torch.linalg.matrix_norm(world.sum(weight) / world.data_parallel).item()
-    return norms
+@torch.no_grad()
+def _output_gradient(
+    network: Transformer, layer: int, gradient: Tensor, given: tuple[Any, ...], head: Candidate
+) -> Tensor:
+    """The gradient [d, d_h] of a head's output projection, fp32, from that of an attention module's output
+    and what the module was *given*."""
+    output = _head_output(network, layer, given, head)
+    if network.grid.sequence_parallel:
+        gradient = _whole(gradient, network)
+    return gradient.float().flatten(0, 1).T @ output.float().flatten(0, 1)
 
 
 def _not_padding(network: Transformer, batch: list[Tensor]) -> Tensor | None:

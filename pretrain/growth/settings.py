@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from model.config import ModelConfig
 from model.declared import Count, FromZero, Positive, PositiveNumber, declared
 from model.errors import UserError
-from model.heads import HeadSchedule, format_heads, parse_heads
+from model.heads import HeadSchedule, format_heads, normalize_heads, parse_heads
 from pretrain.config.section import Section
+
+
+def _read_steps(value: Any) -> Any:
+    """The schedule with its steps as numbers: JSON's keys are text. UserError for a step given twice."""
+    if not isinstance(value, dict):
+        return value
+    steps = [int(key) if str(key).isdecimal() else key for key in value]
+    if twice := [step for step, count in Counter(steps).items() if count > 1]:
+        raise UserError(f"growth.schedule: step {twice[0]} is given twice; keep one")
+    return dict(zip(steps, value.values(), strict=True))
+
 
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 
@@ -61,7 +73,9 @@ class GrowthConfig:
     """Checks in a row in which a head must be below the threshold before it is pruned."""
     average: ShareBelowOne = 0.5
     """Weight of the past in the running average of the second moment, from one check to the next."""
-    schedule: dict[int, str] = field(default_factory=dict)
+    schedule: Annotated[
+        dict[int, Annotated[str, BeforeValidator(normalize_heads)]], BeforeValidator(_read_steps)
+    ] = field(default_factory=dict)
     """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: "2x2,4x2"}."""
 
     @property

@@ -49,6 +49,7 @@ class Row(TypedDict, total=False, extra_items=Number):  # type: ignore[call-arg]
     step: Required[Count]
     tokens: Count
     train_loss: Number
+    z_loss: Number
     val_loss: Number
     val_bpb: Number
     val_accuracy: Number

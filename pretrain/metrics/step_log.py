@@ -15,6 +15,9 @@ from pretrain.metrics.rank_times import ForwardClock, rank_figures
 from pretrain.metrics.session import Metrics
 from pretrain.runtime.world import World
 
+LOSSES = ("train_loss", "z_loss")
+"""The terms of the training loss: the mean cross-entropy and, in runs with a z loss, what that adds."""
+
 
 class StepLog:
     """Collects the rows of the steps since the last flush.
@@ -46,29 +49,28 @@ class StepLog:
         """Training seconds of the run so far, over all its sessions, without validation and saving."""
         return self.seconds_before + self.metrics.throughput.seconds
 
-    def add(self, step: int, loss: Tensor, grad_norm: Any, row: dict[str, Any]) -> None:
-        """Note a step: *loss* is this rank's mean, still on the device; *grad_norm* may be there too."""
+    def add(self, step: int, losses: Tensor, grad_norm: Any, row: dict[str, Any]) -> None:
+        """Note a step: *losses* are this rank's means of the first LOSSES, [1] or [2], still on the device;
+        *grad_norm* may be there too."""
         self._step = step
         self._rows.append((step, row))
-        self._losses.append(loss)
+        self._losses.append(losses)
         self._norms.append(grad_norm)
 
     def read(self) -> None:
         """Read all noted figures from the device at once, and count their steps as done. Collective.
 
-        ``train_loss`` is the mean over the data-parallel ranks, ``grad_norm`` the global norm before
-        clipping.
+        LOSSES are means over the data-parallel ranks, ``grad_norm`` is the global norm before clipping.
         """
         if not self._losses:
             return
-        losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel
+        losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel  # [steps, k]
         norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]
-        losses_read, norms_read = torch.stack([losses, torch.stack(norms)]).tolist()  # waits for the device
-        self.metrics.throughput.add(self.tokens_per_step * len(losses_read))
-        for (_, row), loss, norm in zip(
-            self._rows[-len(losses_read) :], losses_read, norms_read, strict=True
-        ):
-            row |= {"train_loss": loss, "grad_norm": norm}
+        read = torch.cat([losses, torch.stack(norms)[:, None]], 1).tolist()  # waits for the device
+        self.metrics.throughput.add(self.tokens_per_step * len(read))
+        names = (*LOSSES[: losses.shape[1]], "grad_norm")
+        for (_, row), values in zip(self._rows[-len(read) :], read, strict=True):
+            row |= dict(zip(names, values, strict=True))
         self._losses, self._norms = [], []
 
     def flush(self, extra: dict[str, Any] | None = None) -> None:

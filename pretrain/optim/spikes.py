@@ -1,7 +1,8 @@
 """Skips updates whose loss or gradient norm is far above its recent values, before they are applied.
 
-The rule of OLMo's SkipStepOptimizer: with the last WINDOW values of loss and global gradient norm, an update
-is skipped when one of the two lies more than a number of standard deviations above its mean.
+The rule of OLMo's SkipStepOptimizer: with the last WINDOW values of the cross-entropy (the reported
+train_loss) and of the global gradient norm, an update is skipped when one of the two lies more than a number
+of standard deviations above its mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dry run of a training command: memory, communication and time of a rank, with no GPU and no process group.
 
-    python -m pretrain.plan --model prism-757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
+    python -m pretrain.plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
 takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and
 one line that says what would fit. The plan itself is made in run_plan.py; this file reads flags and prints.
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError, shown
-from pretrain.config.command_line import RECIPES, CommandParser, parse_command_line
+from pretrain.config.command_line import CommandParser, parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.runtime.command import run_command
 
@@ -61,6 +60,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     add("--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's")
     add("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
     add("--mfu", type=float, help="share of the peak that such a run was measured to reach; gives the time")
+    add("--compare", action="store_true", help="compare ZeRO stages and tensor-parallel degrees in a table")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
     options, run_arguments = parser.parse_known_args(list(arguments))
     for name in ("nodes", "gpus_per_node", "gpu_memory", "peak_tflops", "mfu"):
@@ -74,23 +74,11 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
             "--peak_tflops"
         )
-    command = parse_command_line([*_recipe(run_arguments), *run_arguments])
+    command = parse_command_line(run_arguments)
     for name in ("plot_lr", "print_config"):
         if getattr(command, name):
             raise UserError(f"{name}: a plan does not do that; give --{name} to pretrain/main.py")
     return options, command.run, command.ds_config
-
-
-def _recipe(arguments: list[str]) -> list[str]:
-    """``--config`` for the recipe of the model's size, where none is given: prism-757m is planned with recipe
-    757m."""
-    if any(argument == "--config" or argument.startswith("--config=") for argument in arguments):
-        return []
-    named = [a.split("=", 1)[1] for a in arguments if a.startswith("--model=")]
-    named += [b for a, b in itertools.pairwise(arguments) if a == "--model"]
-    sizes = [path.stem for path in RECIPES.glob("*.yaml")]
-    size = named[-1].rsplit("-", 1)[-1] if named else ""
-    return ["--config", size] if size in sizes else []
 
 
 def run_plan(arguments: list[str]) -> None:
@@ -103,6 +91,7 @@ def run_plan(arguments: list[str]) -> None:
     import torch
 
     from pretrain.engine.ds_config_check import read_ds_config
+    from pretrain.plan.comparison import compare
     from pretrain.plan.report import describe, to_json
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
     from pretrain.runtime.hardware import data_sheet_peak
@@ -111,6 +100,9 @@ def run_plan(arguments: list[str]) -> None:
     if options.gpu_memory is not None:
         memory = options.gpu_memory
     machine = Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB))
+    if options.compare:
+        print("\n".join(compare(run, machine)))
+        return
     plan = make_plan(run, read_ds_config(path), machine, options.mfu)
     peak = data_sheet_peak(gpu, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:

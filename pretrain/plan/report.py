@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from pretrain.plan.run_plan import RunPlan
 
 GIB = 1 << 30
+ASSUMED_MFU = (0.3, 0.4, 0.5)
+"""What large models reach on GPUs, where no run was measured."""
 PHASES = {
     "loss": "activations, logits and their gradients, at the end of the forward pass",
     "layers": "inside the backward pass",
@@ -116,9 +118,14 @@ def _time_lines(plan: RunPlan) -> list[str]:
     seconds = plan.seconds_per_step
     if seconds is None or machine.peak is None:
         precision = "bf16" if plan.settings.bf16 else "fp32"
-        unknown = [f"no {precision} peak is known; give --peak_tflops"] * (machine.peak is None)
-        unknown += ["nothing was measured; give --mfu as a run like this one printed it"] * (plan.mfu is None)
-        return [*lines, f"time     not estimated: {'; '.join(unknown)}"]
+        if machine.peak is None:
+            return [*lines, f"time     not estimated: no {precision} peak is known; give --peak_tflops"]
+        assumed = ((mfu, dataclasses.replace(plan, mfu=mfu).seconds_per_step or 0) for mfu in ASSUMED_MFU)
+        times = ", ".join(f"{each * run.steps / 3600:,.3g} hours at {mfu:g}" for mfu, each in assumed)
+        return [
+            *lines,
+            f"time     {times} MFU (assumed); give --mfu as a run like this one printed it",
+        ]
     hours = seconds * run.steps / 3600
     lines.append(
         f"time     {seconds:.3g} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.3g} "

@@ -13,8 +13,8 @@ from model.parallel_plan import check_tensor_parallel
 from model.process_grid import check_world
 from model.transformer import Fused
 from pretrain.checkpoint.state import TrainingState
-from pretrain.config.command_line import DS_CONFIGS
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.memory.micro_batch import fitting_micro_batch, usable_memory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from model.errors import UserError, closest
 from model.process_grid import check_world
-from pretrain.checkpoint.mirror import check_mirror
+from pretrain.checkpoint.object_store import check_mirror
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix

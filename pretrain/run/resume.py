@@ -10,6 +10,7 @@ from model.declared import from_plain, to_plain
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState, WorldRecord
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import differing_settings
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.extensions import EXTENSIONS
@@ -189,14 +190,15 @@ def check_resume(
     reshaped = [shape_change(saved.world, state.world), regrouped(saved, run, held)]
     if begins_optimizer_anew(saved, run):
         reshaped.append("the optimizer begins anew, the weights are kept")
-    return [change for change in reshaped if change] + _notes(saved, state)
+    return [change for change in reshaped if change] + _notes(saved, state, run)
 
 
-def _notes(saved: TrainingState, state: TrainingState) -> list[str]:
+def _notes(saved: TrainingState, state: TrainingState, run: RunConfig) -> list[str]:
+    differing = differing_settings(_asked_before(saved), run) if saved.run else {}
     notes = [
-        f"{key} changed: {saved.run[key]} -> {value}"
-        for key, value in state.run.items()
-        if key not in SILENT and key in saved.run and saved.run[key] != value
+        f"{name} changed: {before} -> {now}"
+        for name, (before, now) in differing.items()
+        if name.split(".")[0] not in SILENT
     ]
     before, now = to_plain(saved.world) if saved.world else {}, to_plain(state.world)
     notes += [

@@ -3,14 +3,17 @@ with an exit code and, after bad input, one line."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import locale
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 from model.errors import UserError, shown
-from pretrain.runtime.environment import environment_rank
+from pretrain.runtime.environment import environment_rank, let_waiting_threads_sleep
+from pretrain.utils.cache_folders import keep_compiled_code_private
 from pretrain.utils.extras import missing_extra
 from pretrain.utils.output import print_any_text
 from pretrain.utils.variables import set_aside_compile_cache
@@ -62,7 +65,7 @@ def run_command(
 
 def bad_input(error: BaseException) -> UserError | None:
     """Return *error* as bad input, if it is: a UserError, a file that cannot be read or written, a disk that
-    is full, or the failed import of a package of EXTRAS.
+    is full, also for a child process such as a compiler, or the failed import of a package of EXTRAS.
 
     Other errors of the system, such as a library's lost connection, name no file.
     """
@@ -71,7 +74,19 @@ def bad_input(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
         where = f"{shown(str(error.filename), 200, plain=True)}: " if error.filename else ""
         return UserError(f"{where}{error.strerror}")
-    return missing_extra(error)
+    return _full_for_a_child(error) or missing_extra(error)
+
+
+def _full_for_a_child(error: BaseException) -> UserError | None:
+    """*error*, if its text says that something could not be written: a library raises with the output of the
+    process that met NOTHING_MORE, or with its own words for it."""
+    for line in str(error).splitlines():
+        if any(os.strerror(number) in line for number in NOTHING_MORE):
+            return UserError(
+                f"{shown(line.strip(), 200, plain=True)}; temporary files are in {tempfile.gettempdir()}: "
+                "make room there, or set TMPDIR to another folder"
+            )
+    return None
 
 
 def prepare_process() -> None:
@@ -79,7 +94,8 @@ def prepare_process() -> None:
 
     Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
     Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
-    number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here.
+    number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here. Threads sleep
+    while they wait (see let_waiting_threads_sleep).
     """
     other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
     if other and os.environ.get("PYTHONUTF8") != "1":
@@ -87,4 +103,7 @@ def prepare_process() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     print_any_text()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    let_waiting_threads_sleep()
     set_aside_compile_cache()
+    with contextlib.suppress(UserError):  # raised again where something is compiled
+        keep_compiled_code_private()

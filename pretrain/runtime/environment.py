@@ -6,16 +6,11 @@ value would otherwise show minutes later, when the ranks do not find each other,
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
-import fcntl
 import os
 import socket
-import tempfile
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -26,9 +21,8 @@ from pretrain.utils.variables import check_variables
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
 DEFAULT_PORT = 29500
-LOOK_SECONDS = 0.1
-BUSY_SHARE = 0.4
-"""Share of the cores' time, over LOOK_SECONDS, from which they count as busy."""
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables by which OpenMP's libraries, GNU's and Intel's, decide how their threads wait."""
 
 
 @dataclass(frozen=True)
@@ -127,72 +121,16 @@ def check_threads(threads: int | None) -> None:
         )
 
 
-def settle_waiting_threads() -> None:
-    """Where other work keeps the cores busy, let OpenMP's threads sleep while they wait, instead of spinning.
-    Before torch is imported.
+def let_waiting_threads_sleep() -> None:
+    """Let OpenMP's threads sleep while they wait, instead of spinning, unless the environment decides it.
 
-    Spinning is up to half as fast again on an idle machine, and takes nearly half of the speed beside one
-    other busy process on two cores (docs/log/speed.md). OMP_WAIT_POLICY decides where it is set. The
-    numbers do not change. Takes a tenth of a second; the ranks of a node share what the first has found.
+    Call it before torch is imported. The number of threads and the results do not change.
+
+    Spinning is faster only on a machine that does nothing else for as long as the run lasts, and takes two
+    thirds of the speed beside one other busy process (docs/performance.md).
     """
-    if "OMP_WAIT_POLICY" in os.environ:
-        return
-    with contextlib.suppress(OSError, ValueError):  # said later; another system
-        launch = read_environment()
-        job = f"MASTER_PORT={os.environ.get('MASTER_PORT', DEFAULT_PORT)}" if launch.local_size > 1 else ""
-        if _shared(job, launch.local_rank) if job else busy_with_others(job):
-            os.environ["OMP_WAIT_POLICY"] = "passive"
-
-
-def busy_with_others(job: str, proc: Path = Path("/proc"), seconds: float = LOOK_SECONDS) -> bool:
-    """Whether the cores that this process may use are now busy with work that is not the job's.
-
-    Args:
-        job: an environment variable with its value that all processes of the job have; empty if this process
-            is the job.
-
-    Raises:
-        OSError, ValueError: *proc* does not hold what Linux writes there.
-    """
-    busy, total, own = _ticks(job, proc)
-    time.sleep(seconds)
-    busy_then, total_then, own_then = _ticks(job, proc)
-    return (busy_then - busy) - (own_then - own) >= BUSY_SHARE * max(1, total_then - total)
-
-
-def _ticks(job: str, proc: Path) -> tuple[int, int, int]:
-    """Ticks of the clock so far, over those cores: busy, all, and busy with the job on any core."""
-    busy = total = own = 0
-    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    for name, *numbers in map(str.split, (proc / "stat").read_text("ascii").splitlines()):
-        if name in cores:
-            ticks = [int(number) for number in numbers[:8]]  # what follows is part of these
-            total += sum(ticks)
-            busy += sum(ticks) - ticks[3] - ticks[4]  # idle, and waiting for a disk
-    for folder in proc.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            named = job and f"\0{job}\0".encode() in b"\0" + (folder / "environ").read_bytes()
-            if named or folder.name == str(os.getpid()):
-                # After the name, which may hold anything: user, system, and both of children that have ended.
-                own += sum(map(int, (folder / "stat").read_bytes().rpartition(b")")[2].split()[11:15]))
-    return busy, total, own
-
-
-def _shared(job: str, local_rank: int) -> bool:
-    """What busy_with_others says to the first rank of this node that asks; a rank that asks again is of a new
-    launch."""
-    port = "".join(filter(str.isdigit, job))
-    path = Path(tempfile.gettempdir(), f"head_schedules-{os.getuid()}-{port}")
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        answer, *ranks = file.read().split() or ["?"]
-        if answer not in ("busy", "idle") or str(local_rank) in ranks:
-            answer, ranks = "busy" if busy_with_others(job) else "idle", []
-            atexit.register(path.unlink, missing_ok=True)
-        file.seek(0)
-        file.truncate()
-        file.write(" ".join([answer, *ranks, str(local_rank)]))
-    return answer == "busy"
+    if not any(name in os.environ for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:

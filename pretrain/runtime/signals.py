@@ -170,10 +170,9 @@ class StopListener:
             if self._reason is None:
                 self._check_the_launcher()
             elif not self._agreed and time.monotonic() > self._asked_at + self.agreement_seconds:
-                self._say(
-                    f"asked to stop {self.agreement_seconds:g} s ago and the other ranks have not agreed; "
-                    "ending without saving"
-                )
+                alone = os.environ.get("WORLD_SIZE", "1") == "1"
+                late = "what it is doing has not ended" if alone else "the other ranks have not agreed"
+                self._say(f"asked to stop {self.agreement_seconds:g} s ago and {late}; ending without saving")
                 self._end(STOPPED)
                 return
 

@@ -29,7 +29,9 @@ class Watchdog:
     A rank that hangs stops all others in the next collective. So all watchdogs fire, and the stacks show
     which rank was elsewhere.
 
-    Use it as a context manager.
+    Use it as a context manager. An error that leaves it after so long without a heartbeat, such as the lost
+    connection to a rank that its own watchdog has ended, follows from the hang: then the process also ends as
+    hung.
 
     Args:
         seconds: longest time between two heartbeats; 0 turns it off.
@@ -69,6 +71,8 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._thread is not None and isinstance(error, Exception) and self._seconds_left() <= 0:
+            self._thread.join()
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -78,12 +82,15 @@ class Watchdog:
         while True:
             # This thread runs, so the interpreter does; its own watchdog starts again.
             faulthandler.dump_traceback_later(self.seconds + LAST_RESORT_SECONDS, exit=True)
-            seconds_left = self._last_heartbeat + self.seconds - time.monotonic()
+            seconds_left = self._seconds_left()
             if seconds_left <= 0:
                 self._write_stacks_and_end()
                 return
             if self._stop.wait(min(seconds_left, LAST_RESORT_SECONDS / 2)):
                 return
+
+    def _seconds_left(self) -> float:
+        return self._last_heartbeat + self.seconds - time.monotonic()
 
     def _write_stacks_and_end(self) -> None:
         doing = self._doing

@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field
 
 from model.declared import Count, Positive, PositiveNumber, declared
 from model.errors import UserError, shown
-from pretrain.config.command_line import run_of_recipe
-from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
+from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import make_run
 from pretrain.growth.settings import GrowthConfig
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name
 from pretrain.study.design.factors import Design, DesignFile
@@ -62,7 +62,8 @@ class StudyFile:
 
     seeds: Annotated[list[Count], BeforeValidator(_seeds)]
     title: Text | None = None
-    recipe: Text = DEFAULT_RECIPE
+    recipe: Text | None = None
+    """None: the default recipe, as without ``--config``."""
     settings: Settings | None = None
     baseline: Text | None = None
     variants: Variants | None = None
@@ -98,7 +99,7 @@ class Variant:
     name: str
     """With the comparison's."""
     settings: Settings
-    """The recipe's fields, with those of the study, the comparison and the variant in place."""
+    """By dotted name: the recipe's, with those of the study, the comparison and the variant in place."""
     seed_shift: Count = 0
     """Its runs take seed + so much. Their pairs have nothing in common, as a check on the intervals."""
     against: Text | None = None
@@ -110,7 +111,7 @@ class Variant:
     def run(self) -> RunConfig:
         """Its settings and their model, checked as main.py checks them when this is first asked for."""
         try:
-            run = run_of_recipe(self.settings, "it")
+            run = make_run(self.settings)
             run.build_model_config()
         except UserError as error:
             raise UserError(f"study: variant {self.name}: {error}") from None
@@ -216,9 +217,7 @@ class Study:
         variants = [variant for comparison in self.comparisons for variant in comparison.variants.values()]
         if self.file.rates:
             tried = {variant.name: variant.rates or self.file.rates for variant in variants}
-            kinds = {
-                variant.name: (variant.settings.get("optimizer") or {}).get("kind") for variant in variants
-            }
+            kinds = {variant.name: variant.settings.get("optimizer.kind") for variant in variants}
             return {name: (RATES[kind or "adamw"], list(tried[name])) for name, kind in kinds.items()}
         return {variant.name: next(iter(self.file.tune.items())) for variant in variants if self.file.tune}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import ModelConfig
 from model.errors import UserError, shown
-from pretrain.config.command_line import load_run_config
+from pretrain.config.sources import load_run_config
 from pretrain.metrics.file import read_metrics
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.study_file import differing_fields, read_study

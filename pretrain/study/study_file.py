@@ -11,14 +11,14 @@ from typing import Any
 from model.declared import from_plain, to_plain
 from model.errors import UserError, closest, shown
 from model.heads import HeadSchedule
-from pretrain.config.command_line import find_recipe, read_recipe, run_of_recipe
 from pretrain.config.run_config import RunConfig, is_folder_name
+from pretrain.config.sources import Recipe, differing_settings, load_recipe, make_run
 from pretrain.study.contrasts import full_name, parse_contrasts, refuse
 from pretrain.study.design.factors import read_design
 from pretrain.study.pilots.halving import Halving, read_kept, rung_folder, rung_text, still_in
-from pretrain.study.pilots.tuning import PILOT, Tuned, pilot_text, read_tuned
+from pretrain.study.pilots.tuning import PILOT, TUNED_FILE, Tuned, pilot_text, read_tuned
 from pretrain.study.planned import Comparison, ComparisonFile, PlannedRun, Study, StudyFile, Variant
-from pretrain.study.settings import OF_A_VARIANT, Settings, is_name_part, label, nested
+from pretrain.study.settings import OF_A_VARIANT, Settings, is_name_part, label, read_settings
 from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -70,8 +70,15 @@ def read_study(
     return parse_study(read_text(path, "study"), name, out, f"study: {path}", check_runs)
 
 
-def parse_study(text: str, name: str, out: Path, where: str = "study", check_runs: bool = True) -> Study:
-    """As read_study, of a file's contents; messages about its YAML begin with *where*."""
+def parse_study(
+    text: str, name: str, out: Path, where: str = "study", check_runs: bool = True, pilots: bool = False
+) -> Study:
+    """As read_study, of a file's contents.
+
+    Args:
+        where: begins the messages about its YAML.
+        pilots: whether its runs are pilots, of which several may be equal.
+    """
     file = from_plain(StudyFile, parse_yaml(text, where), "study")
     if not is_folder_name(name):
         raise UserError(f"study: {shown(name)} is not the name of a folder; call the file otherwise")
@@ -88,6 +95,8 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
     contrasts = tuple(parse_contrasts(file.contrasts or {}, names))
     study = Study(name, out, file, comparisons, runs, contrasts, text, tuned, rungs)
     _refuse_doubles(study.of_first_seed)
+    if check_runs and not pilots:
+        _refuse_equal(study)
     for planned in study.of_first_seed if check_runs else ():
         _refuse_unmeasured(file, planned)
     return study
@@ -96,7 +105,7 @@ def parse_study(text: str, name: str, out: Path, where: str = "study", check_run
 def pilot_of(study: Study) -> Study:
     """The study of the pilots of the variants of *study*, which has tune or rates, in its folder."""
     text = pilot_text(to_plain(study.file), study.file.pilot_seeds or [], study.tried)
-    return parse_study(text, f"{study.name}-{PILOT}", study.folder / PILOT)
+    return parse_study(text, f"{study.name}-{PILOT}", study.folder / PILOT, pilots=True)
 
 
 def rung_of(study: Study) -> Study:
@@ -104,7 +113,8 @@ def rung_of(study: Study) -> Study:
     rung, halving = study.next_rung or 1, study.file.halving or Halving([0.5])
     steps = {planned.full_name: planned.run.steps for planned in study.of_first_seed}
     text = rung_text(to_plain(study.file), halving, rung, study.file.pilot_seeds or [], steps)
-    return parse_study(text, f"{study.name}-{rung_folder(rung)}", study.folder / rung_folder(rung))
+    name, folder = f"{study.name}-{rung_folder(rung)}", study.folder / rung_folder(rung)
+    return parse_study(text, name, folder, pilots=True)
 
 
 def _check_tuning(file: StudyFile) -> None:
@@ -130,7 +140,7 @@ def _check_tuning(file: StudyFile) -> None:
 
 
 def _comparisons(file: StudyFile, tuned: Mapping[str, Tuned]) -> Iterator[Comparison]:
-    read = functools.cache(_recipe)
+    read = functools.cache(functools.partial(load_recipe, what="study: recipe"))
     alone = ComparisonFile(file.variants, file.baseline, file.design)
     if (file.comparisons is None) == (alone == ComparisonFile()):
         raise UserError(
@@ -144,21 +154,17 @@ def _comparisons(file: StudyFile, tuned: Mapping[str, Tuned]) -> Iterator[Compar
         yield _comparison(_folder_part(name, "comparisons"), own, file, recipe, tuned)
 
 
-def _recipe(name: str) -> dict[str, Any]:
-    path = find_recipe(name, "study: recipe")
-    return {"recipe": path.stem} | read_recipe(path, "study: recipe")
-
-
 def _comparison(
     name: str,
     own: ComparisonFile,
     file: StudyFile,
-    recipe: Mapping[str, Any],
+    recipe: Recipe,
     tuned: Mapping[str, Tuned],
 ) -> Comparison:
     where = f"comparisons.{name}." if name else ""
-    common = merge(file.settings or {}, own.settings or {})
-    settings = merge(recipe, common)
+    common: dict[str, Any] = {}
+    for place, given_settings in (("settings", file.settings), (f"{where}settings", own.settings)):
+        common |= read_settings(given_settings, place)
     design = None
     if own.design is not None and (file.tune or file.rates):
         refuse("tune", file.tune or file.rates, "in a design give the field as a factor")
@@ -166,7 +172,7 @@ def _comparison(
         refuse("halving", to_plain(file.halving), "a design needs all its runs")
     if own.design is not None and own.variants is None and own.baseline is None:
         given: Mapping[str, Settings | None]
-        design, given = read_design(own.design, _heads(settings, name))
+        design, given = read_design(own.design, _heads(recipe.merge(common), name))
     elif own.variants is not None and own.baseline is not None and own.design is None:
         given = own.variants
     else:
@@ -179,7 +185,7 @@ def _comparison(
         valid = f"it must be one of the variants: {', '.join(given)}{closest(own.baseline, given)}"
         refuse(f"{where}baseline", own.baseline, valid)
     variants = {
-        variant: _variant(name, variant, fields or {}, common, settings, tuned)
+        variant: _variant(name, variant, fields or {}, common, recipe, tuned)
         for variant, fields in given.items()
     }
     for variant, made in variants.items():
@@ -201,19 +207,20 @@ def _variant(
     name: str,
     given: Settings,
     common: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    recipe: Recipe,
     tuned: Mapping[str, Tuned],
 ) -> Variant:
     where = f"comparisons.{comparison}." if comparison else ""
     at = f"{where}variants.{name}"
     given = dict(given)
     keys = {key: given.pop(key) for key in OF_A_VARIANT if key in given}
-    for key in {*given, *common} & OF_A_STUDY:
-        raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
     full = full_name((comparison, name))
-    own = merge(settings, given)
+    sources = [common, read_settings(given, at)]
+    for key in {key for source in sources for key in source} & OF_A_STUDY:
+        raise UserError(f"study: {at}.{key}: not a setting of a study's runs; leave it out")
     if full in tuned:
-        own = merge(own, nested(tuned[full].field, tuned[full].value))
+        sources.append(read_settings({tuned[full].field: tuned[full].value}, TUNED_FILE))
+    own = recipe.merge(*sources)
     try:
         return Variant(full, own, **keys)
     except UserError as error:
@@ -223,24 +230,9 @@ def _variant(
 def _heads(settings: Settings, name: str) -> HeadSchedule:
     """The head schedule that a design begins from."""
     try:
-        return run_of_recipe(settings, "it").build_model_config().heads
+        return make_run(settings).build_model_config().heads
     except UserError as error:
         raise UserError(f"study: comparison {name}: {error}" if name else f"study: {error}") from None
-
-
-def merge(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """*settings* with the fields of *own* in their place; sections such as optimizer are merged field by
-    field."""
-    merged = dict(settings)
-    for key, value in own.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if both and key in _SECTIONS else value
-    return merged
-
-
-_SECTIONS = {
-    each.name for each in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(each.default_factory)
-} | {"architecture"}
 
 
 def _runs(comparisons: Sequence[Comparison], seeds: Sequence[int], out: Path) -> Iterator[PlannedRun]:
@@ -272,23 +264,27 @@ def _refuse_doubles(runs: Sequence[PlannedRun]) -> None:
             refuse("variants", planned.full_name, f"it would share the folder {planned.name} with {other}")
 
 
+def _refuse_equal(study: Study) -> None:
+    """Refuse two variants of a comparison that train the same model in the same way with the same seeds,
+    whatever value of a tuned field each has been given."""
+    seen: dict[str, str] = {}
+    for planned in study.of_first_seed:
+        field, values = study.tried.get(planned.full_name, (None, []))
+        run = make_run({name: value for name, value in planned.of.settings.items() if name != field})
+        model = run.build_model_config()
+        run = dataclasses.replace(run, model="", heads=None, architecture={})
+        compared = repr((planned.comparison, planned.of.seed_shift, field, values, run, model))
+        other = seen.setdefault(compared, planned.full_name)
+        if other != planned.full_name:
+            valid = f"its runs are those of {other}; vary a setting, or give seed_shift for other seeds"
+            refuse("variants", planned.full_name, valid)
+
+
 def differing_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Fields in which two runs differ, nested ones with dots; without those that do not change what is
+    """Settings in which two runs differ, by dotted name; without those that do not change what is
     computed."""
-    first, second = (dict(_flat(run.to_dict())) for run in (one, other))
-    return {
-        key: (first.get(key), second.get(key))
-        for key in {**first, **second}
-        if first.get(key) != second.get(key) and key.split(".")[0] not in NOT_THE_RUN
-    }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    differing = differing_settings(one, other)
+    return {name: values for name, values in differing.items() if name.split(".")[0] not in NOT_THE_RUN}
 
 
 def _folder_part(name: str, where: str) -> str:

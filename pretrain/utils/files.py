@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -119,18 +120,53 @@ def read_tail(path: Path, size: int) -> bytes:
         return file.read()
 
 
-def wait_for_lock(file: IO[Any] | int, waiting: Callable[[], object]) -> None:
+LOCK_SECONDS = 0.1
+"""Between two attempts to take a lock."""
+
+
+def open_lock(path: Path | str) -> int:
+    """Open a file to lock it, which is created if needed; no other user can open it, and so hold the lock.
+
+    Returns:
+        A descriptor, to be closed with os.close.
+
+    Raises:
+        OSError: it cannot be opened, is a link, or belongs to another user, who could make this process wait.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if os.fstat(descriptor).st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "belongs to another user; remove it", os.fspath(path))
+    return descriptor
+
+
+def wait_for_lock(descriptor: int, waiting: Callable[[], object], seconds: float = float("inf")) -> bool:
     """Lock an open file for this process alone; *waiting* is called first if another process holds it.
 
     The system gives the lock back when the file is closed, or its process ends in whatever way. Nothing is
     locked where the file system has no locks.
+
+    Args:
+        descriptor: what open_lock returned.
+        seconds: how long to wait at most.
+
+    Returns:
+        False if another process still holds it then.
     """
+    ends = time.monotonic() + seconds
     with suppress(OSError):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
         except BlockingIOError:
             waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+        while time.monotonic() < ends:
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            time.sleep(LOCK_SECONDS)
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------- to the disk

@@ -143,30 +143,70 @@ def parse_fraction(text: str) -> Fraction | None:
 
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is five times as fast
+QUOTE_COMMAS = '; a text with commas needs quotes inside braces, as in {heads: "2,4,8,8"}'
+
+# The core schema of YAML 1.2 (10.3.2): no octal 010, no sexagesimal 1:30, no yes and no, no dates.
+_CORE_SCHEMA = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "merge": (r"<<", "<"),
+}
 
 
 class _Loader(_SafeLoader):
-    """YAML's safe loader, which refuses a key that a mapping gives twice, and reads as YAML 1.2 does: 3e-4 is
-    a number, a date is text."""
+    """YAML's safe loader, which reads scalars as YAML 1.2 does and rejects a key that a mapping gives twice,
+    however it is written."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Construct a mapping; YAML's own loader keeps the last value of a key."""
-        given: set[tuple[str, str]] = set()
+        given: dict[Any, str] = {}  # as it is written, by the key's text and by its value
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-                if (key.tag, key.value) in given:
-                    raise yaml.YAMLError(f"it gives {shown(key.value)} twice in one mapping")
-                given.add((key.tag, key.value))
-        return super().construct_mapping(node, deep)
+                value = self.construct_object(key)
+                if first := given.get(key_text(value)) or given.get(value):
+                    both = shown(first) if first == key.value else f"{first} and {key.value}, one key,"
+                    braces = QUOTE_COMMAS if type(value) is int else ""
+                    raise yaml.YAMLError(f"it gives {both} twice in one mapping{braces}")
+                given[key_text(value)] = given[value] = key.value
+        mapping = super().construct_mapping(node, deep)
+        return {plain_key(key): value for key, value in mapping.items()}
+
+    def construct_integer(self, node: Any) -> int:
+        """Construct an integer: 010 is ten, 0o10 is eight."""
+        text = self.construct_scalar(node)
+        base = {"0x": 16, "0o": 8}.get(text[:2], 10)
+        return int(text, base)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [entry for entry in entries if not entry[0].endswith(":timestamp")]
-    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), [*"-+0123456789"]
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that a reader of YAML 1.1 or 1.2 would take for something else."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), [*_first])
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
+
+
+def format_yaml(values: Any) -> str:
+    """YAML that ``parse_yaml`` reads back, mappings in their own order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+
+
+def plain_key(key: Any) -> Any:
+    """A mapping's key, with numbers that are equal written alike."""
+    return int(key) if type(key) is float and key.is_integer() else key
+
+
+def key_text(key: Any) -> str:
+    """A mapping's key as JSON writes it."""
+    return key if isinstance(key, str) else json.dumps(plain_key(key), default=str)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

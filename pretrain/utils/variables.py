@@ -11,9 +11,9 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from model.errors import UserError, closest, shown
+from pretrain.utils.cache_folders import folder_problem, private_folder_problem
 
 SET_ASIDE: dict[str, str] = {}
 """What has been taken out of the environment until it is needed."""
@@ -37,16 +37,6 @@ def _one_of(*valid: str, upper: bool = False) -> Callable[[str], str | None]:
         return f"give {', '.join(valid[:-1])} or {valid[-1]}{closest(value, valid)}"
 
     return problem
-
-
-def folder_problem(path: str) -> str | None:
-    """Why nothing can be written into a folder, which is made; None if something can."""
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        usable = os.access(path, os.W_OK | os.X_OK)
-    except OSError as error:
-        return f"it cannot be made ({error.strerror}); give a folder that can be written"
-    return None if usable else "it cannot be written; give another folder"
 
 
 def _number(value: str) -> str | None:
@@ -102,10 +92,10 @@ VARIABLES = (
     Variable("ranks", "MASTER_ADDR", _address),
     Variable("gloo", "GLOO_SOCKET_IFNAME", _interfaces),
     Variable("nccl", "NCCL_SOCKET_IFNAME", _prefixes),
-    Variable("compile", "TORCHINDUCTOR_CACHE_DIR", folder_problem),
+    Variable("compile", "TORCHINDUCTOR_CACHE_DIR", private_folder_problem),
     Variable("compile", "TORCHINDUCTOR_COMPILE_THREADS", _number),
-    Variable("compile on cuda", "TRITON_CACHE_DIR", folder_problem),
-    Variable("extensions", "TORCH_EXTENSIONS_DIR", folder_problem),
+    Variable("compile on cuda", "TRITON_CACHE_DIR", private_folder_problem),
+    Variable("extensions", "TORCH_EXTENSIONS_DIR", private_folder_problem),
     Variable(
         "hub", "HF_HOME HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_DATASETS_CACHE HF_MODULES_CACHE", folder_problem
     ),
@@ -119,7 +109,7 @@ def set_aside_compile_cache() -> None:
     """Take a folder for compiled code that cannot be used out of the environment, before torch is imported,
     which would make it: it is no obstacle until something is compiled."""
     name = "TORCHINDUCTOR_CACHE_DIR"
-    if name in os.environ and folder_problem(os.environ[name]):
+    if name in os.environ and private_folder_problem(os.environ[name]):
         SET_ASIDE[name] = os.environ.pop(name)
 
 

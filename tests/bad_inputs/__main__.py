@@ -242,7 +242,7 @@ def main() -> int:
     began = time.monotonic()
     os.environ.update(ONE_THREAD)
     heavy_imports()
-    from pretrain.config.command_line import FLAG_NAMES
+    from pretrain.config.sources import FLAG_NAMES
 
     cases = chosen(FLAG_NAMES, options.count, options.seed, options.only)
     with tempfile.TemporaryDirectory(prefix="bad_inputs_") as folder:

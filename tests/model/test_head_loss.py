@@ -32,15 +32,19 @@ def test_softcap_and_z_loss_fused_or_not_against_torch_in_fp64(softcap, z_loss, 
     logits = F.linear(hidden, weight)[..., :VOCABULARY]
     logits = logits if softcap is None else softcap * (logits / softcap).tanh()
     counted = logits[labels != -100]
-    expected = (
-        F.cross_entropy(counted, labels[labels != -100]) + z_loss * counted.logsumexp(-1).square().mean()
-    )
+    entropy = F.cross_entropy(counted, labels[labels != -100])
+    penalty = z_loss * counted.logsumexp(-1).square().mean()
+    expected = entropy + penalty
     gradients = torch.autograd.grad(expected, (hidden, weight))
-    unfused = cross_entropy(F.linear(hidden, weight), labels, VOCABULARY, softcap, z_loss)
-    for found in (head_cross_entropy(hidden, weight, labels, VOCABULARY, step, softcap, z_loss), unfused):
+    reported = []
+    terms = (softcap, z_loss, lambda both: reported.append(both.tolist()))
+    unfused = cross_entropy(F.linear(hidden, weight), labels, VOCABULARY, *terms)
+    for found in (head_cross_entropy(hidden, weight, labels, VOCABULARY, step, *terms), unfused):
         assert found.item() == pytest.approx(expected.item(), rel=1e-13)
         for mine, reference in zip(torch.autograd.grad(found, (hidden, weight)), gradients, strict=True):
             assert relative(mine, reference) <= 1e-13
+    parts = [pytest.approx([entropy.item(), penalty.item()], rel=1e-13)]
+    assert reported == (2 * parts if z_loss else [])
 
 
 def example(dtype, ignored=5):

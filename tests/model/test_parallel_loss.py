@@ -12,7 +12,7 @@ from tests.helpers.distributed import run_distributed
 COLUMNS = 36
 
 
-def compare(dtype, vocab_size, ignored=5, poison=None, chunk=None):
+def compare(dtype, vocab_size, ignored=5, poison=None, chunk=None, z_loss=0.0):
     grid = start_grid(dist.get_world_size())
     if chunk:
         loss.CHUNK_ELEMENTS["cpu"] = chunk
@@ -23,12 +23,14 @@ def compare(dtype, vocab_size, ignored=5, poison=None, chunk=None):
     whole = whole.to(dtype).requires_grad_()
     labels = torch.randint(0, vocab_size, (4, 9), generator=generator)
     labels.view(-1)[:ignored] = -100
-    expected = cross_entropy(whole, labels, vocab_size)
+    reported = []
+    terms = (None, z_loss, lambda both: reported.append(both.tolist()))
+    expected = cross_entropy(whole, labels, vocab_size, *terms)
     (3 * expected).backward()
 
     mine = whole.detach().chunk(grid.tensor_parallel, -1)[grid.tensor_rank].clone().requires_grad_()
     kept = mine.detach().clone()
-    found = parallel_cross_entropy(mine, labels, vocab_size, grid)
+    found = parallel_cross_entropy(mine, labels, vocab_size, grid, *terms)
     (3 * found).backward()
     loss.CHUNK_ELEMENTS["cpu"] = 2**20
     expected_gradient = whole.grad.chunk(grid.tensor_parallel, -1)[grid.tensor_rank]
@@ -36,6 +38,7 @@ def compare(dtype, vocab_size, ignored=5, poison=None, chunk=None):
     return {
         "loss": found.item(),
         "expected": expected.item(),
+        "terms": reported,
         "dtypes": (found.dtype == expected.dtype, mine.grad.dtype == dtype),
         "gradient": (mine.grad - expected_gradient).abs().max().item(),
         "untouched": torch.equal(mine, kept) or poison is not None,
@@ -60,6 +63,13 @@ def test_equals_the_loss_of_whole_logits(dtype, vocab_size, tensor_parallel):
         )
         assert found["dtypes"] == (True, True) and found["untouched"] and found["padding"] == 0
         assert found["gradient"] <= tolerance
+
+
+def test_the_terms_of_a_loss_with_a_z_loss_are_those_of_whole_logits():
+    for found in run_distributed(compare, 2, torch.float64, 20, z_loss=0.1):
+        whole, spread = found["terms"]
+        assert spread == pytest.approx(whole, rel=1e-13) and sum(spread) == pytest.approx(found["loss"])
+        assert found["gradient"] <= 1e-12, "whose factor of the softmax is up to 20"
 
 
 def test_a_batch_without_labels_has_loss_zero():

@@ -316,12 +316,17 @@ def test_per_layer_heads_against_a_plain_loop_in_fp64(name, options):
     with torch.no_grad():
         assert model.eval()(tokens, labels).item() == pytest.approx(reference.item(), abs=1e-12)
     model.train()
-    squares = expected.logsumexp(-1).square()[labels != -100]
-    reference = reference + config.z_loss * squares.mean()
+    penalty = config.z_loss * expected.logsumexp(-1).square()[labels != -100].mean()
+    parts = torch.stack([reference, penalty]).detach()
+    reference = reference + penalty
     gradients = torch.autograd.grad(reference, list(weights.values()), allow_unused=True)
     loss = model(tokens, labels)
     loss.backward()
     torch.testing.assert_close(loss, reference, rtol=0, atol=1e-12)
+    if config.z_loss:
+        torch.testing.assert_close(model.loss_terms, parts, rtol=0, atol=1e-12)
+    else:
+        assert model.loss_terms is None
     for (where, parameter), gradient in zip(weights.items(), gradients, strict=True):
         assert torch.allclose(parameter.grad, gradient, rtol=0, atol=1e-11), where
 

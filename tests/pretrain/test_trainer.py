@@ -5,7 +5,10 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from model.initialization import initialize
+from model.transformer import Transformer
 from pretrain.data.making.assemble import Selection
 from pretrain.data.making.make import make_corpus
 from pretrain.data.sequences import TrainingSequences
@@ -13,6 +16,7 @@ from pretrain.data.sources.files import PlainFiles, files_below
 from pretrain.run.data import open_data
 from pretrain.validation.baselines import compare_baselines
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import curve, nano_run, session
 
 
@@ -64,6 +68,36 @@ def test_each_sequence_is_read_once_in_order(small_folder, tmp_path, ranks):
     numbers = sorted(number for rank in per_rank for number in rank)
     assert numbers[:40] == list(range(40))
     assert len(numbers) <= 40 + ranks * (ahead + 2) and len(set(numbers)) == len(numbers)
+
+
+LOSS_PATHS = [
+    (1, "--fused all --micro_batch 2"),
+    (2, "--fused none --micro_batch 1"),
+    *slow(
+        [(2, "--tensor_parallel 2 --sequence_parallel true"), (1, "--compile true"), (2, "--precision bf16")]
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "flags"), LOSS_PATHS)
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+def test_train_loss_is_the_cross_entropy_of_the_global_batch(small_folder, tmp_path, ranks, flags, z_loss):
+    """And the z loss has a value of its own, whatever computes them; by torch in fp64, from the seed's
+    weights."""
+    flags = f"--steps 1 --validation.every 0 --architecture.z_loss {z_loss} {flags}"
+    run = nano_run(small_folder, tmp_path, flags)
+    assert run_distributed(session, ranks, run, timeout=120)[0] == ([], None)
+    [row] = curve(run.folder)
+    data = open_data(run, lambda progress: None)
+    network = Transformer(run.build_model_config(**data.model_fields())).double()
+    initialize(network, run.seed)
+    inputs, labels = map(torch.from_numpy, data.training_sequences(64, run.seed).inputs_and_labels(0, 8))
+    with torch.no_grad():
+        logits = network(inputs).flatten(0, 1)
+    bound = 2e-3 if "bf16" in flags else 1e-6
+    assert row["train_loss"] == pytest.approx(F.cross_entropy(logits, labels.flatten()).item(), rel=bound)
+    penalty = z_loss * logits.logsumexp(-1).square().mean().item()
+    assert row.get("z_loss") == (pytest.approx(penalty, rel=bound) if z_loss else None)
 
 
 @pytest.mark.slow

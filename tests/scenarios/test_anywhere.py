@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.command_line import find_ds_config
+from pretrain.config.sources import find_ds_config
 from tests.helpers.launch import ROOT
 from tests.helpers.training import nano_arguments
 

@@ -112,7 +112,8 @@ def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks)
     folder = run.folder / f"checkpoints/step_{step:06d}"
     before = SavedRun.open(run.folder, step)
     sequences = LabelledSequences([(Corpus.open(corpus), 1)], 64, run.seed)
-    inputs, labels = map(torch.from_numpy, sequences.inputs_and_labels(before.state.sequences, 2))
+    count = run.global_batch_tokens // 64  # of the whole step
+    inputs, labels = map(torch.from_numpy, sequences.inputs_and_labels(before.state.sequences, count))
     embedding = before.checkpoint.parameter("token_embedding.weight")[inputs].double()
     normalised = embedding / (embedding.square().mean(-1, keepdim=True) + before.model.norm_eps).sqrt()
     normalised = normalised * before.checkpoint.parameter("layers.0.attention_norm.weight").double()

@@ -75,6 +75,11 @@ def test_two_nodes_give_the_curve_of_one(cluster, small_folder, tmp_path, whole,
     job = submit(cluster, small_folder, tmp_path, options=options)
     assert job.wait() == "COMPLETED", job.log
     assert "world    2 ranks" in job.log and job.restarts == 0
+    again = (
+        "sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --gres=none --partition=debug slurm/124m.sh"
+    )
+    assert again in job.log
+    assert (tmp_path / ".slurm").is_dir()  # beside the log
     assert curve(tmp_path / "nano") == whole
 
 
@@ -83,7 +88,7 @@ def test_a_signal_is_saved_requeued_and_continued(cluster, small_folder, tmp_pat
     job = submit(cluster, small_folder, tmp_path)
     job.wait_for("step  6/16")
     job.signal(name)
-    job.wait_for("requeued, to continue by itself")
+    job.wait_for("requeued, to continue automatically")
     check_continued(job, tmp_path, whole)
     assert "Traceback" not in job.log
 
@@ -104,7 +109,7 @@ def test_during_a_save(cluster, small_folder, tmp_path, whole, background):
     time.sleep(1)  # the signal waits at each rank for it to go on
     for rank in ranks:
         os.kill(rank, signal.SIGCONT)
-    job.wait_for("requeued, to continue by itself")
+    job.wait_for("requeued, to continue automatically")
     check_continued(job, tmp_path, whole)
     assert "Traceback" not in job.log
 
@@ -129,7 +134,7 @@ def test_while_data_are_prepared(cluster, small_folder, tmp_path):
     job = submit(cluster, small_folder, tmp_path, *settings)
     cluster.wait_until(lambda: any((tmp_path / "data").glob(".*")), 60, "preparation")
     job.signal("USR1")
-    job.wait_for("requeued, to continue by itself")
+    job.wait_for("stopped; requeued, failure 1 of at most 3 since the last new checkpoint")
     assert "step 1/4" not in job.log
     assert job.wait() == "COMPLETED", job.log
     assert job.restarts == 1 and "Traceback" not in job.log
@@ -143,19 +148,21 @@ def test_a_rank_that_is_killed_or_hangs(cluster, small_folder, tmp_path, whole, 
     job = submit(cluster, small_folder, tmp_path, f"--interruption.hang_minutes {minutes}")
     job.wait_for("step  7/16")
     os.kill(ranks_of(job)[1], number)
-    job.wait_for(f"failed with exit status {status}; requeued, failure 1 of at most 3")
+    job.wait_for(f"failed with exit status {status}; requeued, failure 1 of at most 3 since the last new")
     if number == signal.SIGSTOP:
-        assert "trainer.py" in (tmp_path / "nano/stacks/stacks_rank_00000.txt").read_text()
+        stacks = list((tmp_path / "nano/stacks").glob("*/stacks_rank_00000.txt"))
+        assert "trainer.py" in stacks[0].read_text()
     check_continued(job, tmp_path, whole)
 
 
 def test_the_limit_of_failures_ends_the_job(cluster, small_folder, tmp_path):
-    job = submit(cluster, small_folder, tmp_path, "--steps 100000 --compile false", env={"FAILURES": "1"})
+    settings = "--steps 100000 --compile false --checkpoint.every 0"
+    job = submit(cluster, small_folder, tmp_path, settings, env={"FAILURES": "1"})
     for times in (1, 2):
         job.wait_for("step      3/100000", times=times)
         os.kill(ranks_of(job)[0], signal.SIGKILL)
     assert job.wait() == "FAILED"
-    assert "error: FAILURES:" in job.log and "the limit of 1 requeues is reached" in job.log
+    assert "failure 2 since the last new checkpoint, where FAILURES allows 1 requeues" in job.log
 
 
 def test_a_killed_launcher_ends_the_job_and_the_same_line_continues(cluster, small_folder, tmp_path, whole):
@@ -201,7 +208,7 @@ def test_cancelled_for_good(cluster, small_folder, tmp_path):
     job.wait_for("step      5/100000")
     cluster.call("scancel", job.number)
     assert job.wait() == "CANCELLED"
-    cluster.wait_until(lambda: "cancelled; the same sbatch line continues" in job.log, 60, "last words")
+    cluster.wait_until(lambda: "ended by SLURM (scancel, or a node that failed)" in job.log, 60, "last words")
     assert job.restarts == 0
     saved = (tmp_path / "nano" / "latest").read_text()
     assert int(saved.removeprefix("step_")) >= 5

@@ -155,3 +155,119 @@ def test_a_study_without_what_it_needs():
         done = bash("slurm/study.sh", *arguments, **settings)
         assert done.returncode == 2 and done.stderr.startswith(said)
         assert len(done.stderr.splitlines()) == 1
+
+
+class Job:
+    """A job whose tasks end as the test says, on a SLURM of two commands; each start is one of its lives."""
+
+    def __init__(self, folder, time_limit="1-00:00:00"):
+        self.folder, self.starts = folder, 0
+        (folder / "log").touch()
+        # The task: saves a step, or not, and fails.
+        srun = f'[ ! -f {folder}/saves ] || rm -f "$FAILURES_FILE"; echo "$SUBMIT_LINE" > {folder}/line\n'
+        record = f"JobId=7 TimeLimit={time_limit} Partition=big Account=(null) Command={ROOT}/slurm/124m.sh"
+        scontrol = f'case "$*" in "show job"*) echo "{record} TresPerNode=gres:gpu:8 StdOut=x" ;;'
+        scontrol += f" requeue*) kill $PPID; touch {folder}/requeued ;; esac"
+        write_tools(folder / "tools", srun=f"{srun}exit $(cat {folder}/status)", scontrol=scontrol, sleep="")
+
+    def start(self, status, saves, *arguments, script="slurm/124m.sh", cwd=ROOT, **environment):
+        """One life; whether the job was requeued, and what was printed."""
+        (self.folder / "requeued").unlink(missing_ok=True)
+        (self.folder / "saves").unlink(missing_ok=True)
+        (self.folder / "status").write_text(str(status))
+        if saves:
+            (self.folder / "saves").touch()
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+        variables |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "2"}
+        variables |= {"SLURM_NTASKS_PER_NODE": "8", "SLURM_NTASKS": "16", "SLURM_CPUS_PER_TASK": "12"}
+        variables |= {"SLURM_RESTART_COUNT": str(self.starts), "VENV": str(self.folder / "none")}
+        variables |= {"PATH": f"{self.folder}/tools:{os.environ['PATH']}", **environment}
+        self.starts += 1
+        with (self.folder / "log").open("w+") as log:
+            command = ["bash", script, *arguments]
+            done = subprocess.run(command, cwd=cwd, env=variables, stdout=log, stderr=subprocess.STDOUT)
+            log.seek(0)
+            self.said = log.read()
+        self.code = done.returncode
+        return (self.folder / "requeued").exists()
+
+
+STATUSES = [1, 75, 75, 75, 1, 75, 75, 1, 75, 1]
+
+
+def starts_of(job, lives, **environment):
+    """How many of *lives*, of a status and whether a step is saved, begin before the job ends for good."""
+    for number, (status, saves) in enumerate(lives, 1):
+        if not job.start(status, saves, **environment):
+            return number
+    return None
+
+
+@pytest.mark.parametrize(
+    ("lives", "limit", "ends"),
+    [
+        ([(status, True) for status in STATUSES], 3, None),
+        ([(status, False) for status in STATUSES], 3, 4),
+        ([(75, False)] * 9, 3, 4),
+        ([(75, True)] * 9, 0, None),
+        ([(1, True)] * 9, 1, None),
+        ([(1, True)], 0, 1),
+        # A new checkpoint resets the count; the crash after it is the first failure.
+        ([(1, False), (137, False), (76, False), (1, True), (75, False), (1, False), (1, False)], 3, 7),
+        ([(75, True), (2, True)], 3, 2),
+        ([(75, True), (130, True)], 3, 2),
+    ],
+)
+def test_requeues_need_a_new_checkpoint(tmp_path, lives, limit, ends):
+    assert starts_of(Job(tmp_path), lives, FAILURES=str(limit)) == ends
+
+
+def test_starts_that_died_with_their_node_are_counted(tmp_path):
+    """Their scripts never came to their end."""
+    job = Job(tmp_path)
+    assert job.start(75, True)
+    (tmp_path / ".slurm/7.failures").write_text("4")
+    assert not job.start(75, True)
+    assert "job 7 lost its node: failure 4 since the last new checkpoint" in job.said
+
+
+LIMITS = [("00:05:00", {}, 300), ("00:04:59", {}, 299), ("00:05:01", {}, None), ("1-00:00:00", {}, None)]
+LIMITS += [("UNLIMITED", {}, None), ("00:05:00", {"SBATCH_SIGNAL": "USR1@60"}, None)]
+
+
+@pytest.mark.parametrize(("limit", "environment", "seconds"), LIMITS)
+def test_a_time_limit_must_be_longer_than_the_warning(tmp_path, limit, environment, seconds):
+    job = Job(tmp_path, limit)
+    assert job.start(75, True, **environment) == (seconds is None)
+    if seconds is not None:
+        said = f"error: --time: the time limit of {seconds} s is not longer than the warning of 300 s"
+        assert job.code == 2 and job.said.startswith(said) and len(job.said.splitlines()) == 1
+
+
+def test_the_line_that_submits_the_job_again(tmp_path):
+    job = Job(tmp_path)
+    job.start(75, True, "--name", "a b", DATA="data/my own")
+    again = shlex.split((tmp_path / "line").read_text())
+    expected = ["env", "DATA=data/my own", f"VENV={tmp_path}/none", "sbatch", "--nodes=2"]
+    expected += ["--time=1-00:00:00", "--partition=big", "slurm/124m.sh", "--name", "a b"]
+    assert again == expected
+
+
+def test_where_the_jobs_own_files_go(tmp_path):
+    """Beside the log, or where JOB_FILES says; a folder that cannot be written is one line."""
+    job = Job(tmp_path)
+    assert job.start(1, False) and (tmp_path / ".slurm/7.failures").read_text() == "1\n"
+    assert job.start(1, False, JOB_FILES=f"{tmp_path}/own") and (tmp_path / "own/7.failures").exists()
+    assert not job.start(1, False, JOB_FILES=f"{tmp_path}/log/own") and job.code == 2
+    assert job.said.startswith("error: JOB_FILES: ") and len(job.said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "slurm").glob("*.sh")))
+def test_from_another_folder_a_job_says_what_to_do(tmp_path, script):
+    if script in ("launch.sh", "task.sh"):
+        return
+    job = Job(tmp_path)
+    assert not job.start(1, False, script=f"{ROOT}/slurm/{script}", cwd=tmp_path) and job.code == 2
+    assert job.said == (
+        f"error: --chdir: {tmp_path} is not the repository; submit from there, or give --chdir=REPOSITORY\n"
+    )

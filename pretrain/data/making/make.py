@@ -35,7 +35,14 @@ from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, TokenizerE
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
-from pretrain.utils.files import atomic_folder, copy_folder, own_path, remove_leftovers, wait_for_lock
+from pretrain.utils.files import (
+    atomic_folder,
+    copy_folder,
+    open_lock,
+    own_path,
+    remove_leftovers,
+    wait_for_lock,
+)
 from pretrain.utils.folders import refuse_other_kind
 
 VOCABULARIES = range(260, 1_000_001)
@@ -281,10 +288,14 @@ def to_be_made(out: Path, request: dict[str, Any], report: Report) -> Iterator[b
         yield False
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    with (out.parent / f".{out.name}.lock").open("w", encoding="utf-8") as stream:
-        # A file system may have no locks: renaming is still atomic, at worst the work is done twice.
-        wait_for_lock(stream, lambda: report(f"waiting for another process that prepares {out}"))
+    lock = open_lock(out.parent / f".{out.name}.lock")
+    try:
+        # A file system may have no locks: renaming is still atomic, at worst the work is done twice. Another
+        # process of this user may prepare for hours, so there is no limit.
+        wait_for_lock(lock, lambda: report(f"waiting for another process that prepares {out}"))
         yield not already_there(out, request)
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

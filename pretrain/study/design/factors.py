@@ -21,7 +21,7 @@ from model.heads import format_heads, parse_heads
 from pretrain.config.run_config import is_folder_name
 from pretrain.study.contrasts import Names, Text, refuse
 from pretrain.study.design.arrays import MOST_RUNS, full_factorial, orthogonal_array, strength_of
-from pretrain.study.settings import Settings, is_name_part, label, nested
+from pretrain.study.settings import Settings, is_name_part, label, read_settings
 
 MOST_PRIMARY = 3
 _LAYERS = re.compile(r"layers?_(\d{1,4})(?:-(\d{1,4}))?")
@@ -177,10 +177,11 @@ def _factor(name: str, given: list[Any] | dict[str, Settings], layers: int) -> F
     if isinstance(given, dict):
         if found:
             refuse(where, given, "give a list of head counts")
-        return Factor(name, _labels(where, list(given)), tuple(given.values()))
+        named = tuple(read_settings(level, where) for level in given.values())
+        return Factor(name, _labels(where, list(given)), named)
     labels = _labels(where, given)
     if not found:
-        return Factor(name, labels, tuple(nested(name, value) for value in given))
+        return Factor(name, labels, tuple(read_settings({name: value}, where) for value in given))
     first, last = int(found[1]), int(found[2] or found[1])
     if not first <= last < layers:
         refuse("design.factors", name, f"the model has layers 0 to {layers - 1}")
@@ -205,24 +206,14 @@ def _combined(factors: Sequence[Factor], row: Sequence[int], heads: Sequence[int
     for factor, level in zip(factors, row, strict=True):
         for layer in factor.layers:
             schedule[layer] = int(factor.levels[level])
-        settings = _joined(settings, factor.settings[level], factor.name)
+        for key in settings.keys() & factor.settings[level].keys():
+            refuse("design.factors", factor.name, f"another factor sets {key}; vary each by one")
+        settings |= factor.settings[level]
     if any(factor.layers for factor in factors):
         if "heads" in settings:
             refuse("design.factors", "heads", "layers have factors of their own")
         settings["heads"] = format_heads(schedule)
     return settings
-
-
-def _joined(settings: Settings, own: Settings, factor: str) -> Settings:
-    joined = dict(settings)
-    for key, value in own.items():
-        if key in joined and isinstance(joined[key], dict) and isinstance(value, dict):
-            joined[key] = _joined(joined[key], value, factor)
-        elif key in joined:
-            refuse("design.factors", factor, f"another factor sets {key}, too; vary each field by one")
-        else:
-            joined[key] = value
-    return joined
 
 
 def _check_contrasts(

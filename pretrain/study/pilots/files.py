@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from model.declared import from_plain
 from pretrain.study.contrasts import full_name
 from pretrain.study.settings import OF_A_VARIANT, Settings
 from pretrain.utils.files import write_atomically
-from pretrain.utils.parsing import read_json
+from pretrain.utils.parsing import format_yaml, read_json
 
 T = TypeVar("T")
 NOT_OF_PILOTS = {"tune", "rates", "halving", "pilot_seeds", "contrasts", "hours"}
@@ -43,7 +41,7 @@ def pilot_file(
         if own["baseline"] not in variants:
             own["baseline"] = next(iter(variants))
     kept = {key: value for key, value in file.items() if value is not None and key not in NOT_OF_PILOTS}
-    return yaml.safe_dump(kept | {"seeds": list(seeds), "title": title}, sort_keys=False)
+    return format_yaml(kept | {"seeds": list(seeds), "title": title})
 
 
 def read_record(path: Path, kind: type[T], empty: T) -> T:

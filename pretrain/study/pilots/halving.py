@@ -18,7 +18,7 @@ from pydantic import Field
 from model.declared import Positive, declared, to_plain
 from model.errors import UserError, shown
 from pretrain.study.pilots.files import pilot_file, read_record, write_record
-from pretrain.study.settings import Settings
+from pretrain.study.settings import Settings, read_settings
 from pretrain.study.statistics.paired import mean_of, paired_interval
 
 KEPT_FILE = "kept.json"
@@ -79,7 +79,8 @@ def rung_text(
     share = halving.rungs[rung - 1]
 
     def variants_of(full: str, name: str, settings: Settings) -> dict[str, Settings]:
-        return {name: settings | {"steps": max(1, round(share * steps[full]))}} if full in steps else {}
+        shorter = {"steps": max(1, round(share * steps[full]))} if full in steps else {}
+        return {name: read_settings(settings, name) | shorter} if shorter else {}
 
     title = f"{file['title'] or 'Variants'}: {share:.4g} of the steps"
     return pilot_file(file, seeds, title, variants_of)

@@ -17,7 +17,7 @@ from pydantic import Field
 from model.declared import Count, declared, to_plain
 from model.errors import UserError
 from pretrain.study.pilots.files import pilot_file, read_record, write_record
-from pretrain.study.settings import Settings, label, nested
+from pretrain.study.settings import Settings, label, read_settings
 
 PILOT = "pilot"
 TUNED_FILE = "tuned.json"
@@ -103,19 +103,11 @@ def pilot_text(
 
     def variants_of(full: str, name: str, settings: Settings) -> dict[str, Settings]:
         field, values = tried[full]
-        return {f"{name}@{label(value)}": _deep(settings, nested(field, value)) for value in values}
+        given = read_settings(settings, name)
+        return {f"{name}@{label(value)}": given | read_settings({field: value}, "tune") for value in values}
 
     title = f"Pilots: {file['title'] or 'values to choose from'}"
     return pilot_file(file, seeds, title, variants_of)
-
-
-def _deep(settings: Settings, own: Settings) -> Settings:
-    """*settings* with the one field of *own* in place."""
-    ((key, value),) = own.items()
-    inner = settings.get(key)
-    if isinstance(value, dict):
-        value = _deep(inner if isinstance(inner, dict) else {}, value)
-    return settings | {key: value}
 
 
 def read_tuned(folder: Path) -> dict[str, Tuned]:

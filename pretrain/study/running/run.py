@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.config.command_line import ROOT
+from pretrain.config.sources import ROOT
 from pretrain.run.lock import RunLock
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.hardware import available_cores

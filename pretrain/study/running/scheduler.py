@@ -16,8 +16,8 @@ from typing import TextIO
 
 from model.config import divisors
 from model.errors import UserError
-from pretrain.config.command_line import ROOT, find_ds_config
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import ROOT, find_ds_config
 from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.signals import STOPPED

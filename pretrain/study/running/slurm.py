@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from model.errors import UserError, shown
-from pretrain.config.command_line import ROOT
+from pretrain.config.sources import ROOT
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import task_names
 from pretrain.study.running.scheduler import most_ranks

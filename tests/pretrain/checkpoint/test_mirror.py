@@ -11,7 +11,8 @@ import pytest
 from model.errors import UserError
 from pretrain.checkpoint import store as store_module
 from pretrain.checkpoint.manifest import MANIFEST, verify, write_manifest
-from pretrain.checkpoint.mirror import RECORD, Mirror, Store, check_mirror, restore_lost
+from pretrain.checkpoint.mirror import RECORD, Mirror, restore_lost
+from pretrain.checkpoint.object_store import Store, check_mirror
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import CheckpointConfig
 from pretrain.utils.files import file_entry
@@ -66,7 +67,8 @@ def test_copies_are_whole_and_named(run, url, tmp_path):
         assert there == here and mirror.is_safe(run / "checkpoints" / step)
     assert (copy / "latest").read_text() == "step_000004\n"
     assert (copy / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
-    assert json.loads((run / RECORD).read_text()) == {"url": url, "safe": ["step_000002", "step_000004"]}
+    record = json.loads((run / RECORD).read_text())
+    assert record["url"] == url and list(record["safe"]) == ["step_000002", "step_000004"]
     again = Mirror(url, run, said.append, SOON, open_store=None)  # nothing is copied twice
     assert again.close() is None and again.is_safe(run / "checkpoints/step_000002")
     other = Mirror(f"{url}2", run, said.append, SOON)  # another store has nothing yet
@@ -80,10 +82,10 @@ class Faulty(Store):
     likely = 0.4
     failed = 0
 
-    def put(self, local, name):
+    def put(self, local, name, entry):
         fault = self.chance.choice(["away", "full", "other bytes", "short"])
         if self.chance.random() > self.likely:
-            return super().put(local, name)
+            return super().put(local, name, entry)
         type(self).failed += 1
         if fault in ("away", "full"):
             raise ConnectionError("away") if fault == "away" else OSError(28, "No space left on device")
@@ -102,7 +104,7 @@ class Faulty(Store):
 
         self.files.open = spoiling
         try:
-            return super().put(local, name)
+            return super().put(local, name, entry)
         finally:
             self.files.open = made
 
@@ -147,10 +149,10 @@ def test_a_slow_store_is_waited_for_until_the_run_is_asked_to_stop(run, url):
     begun, released = threading.Event(), threading.Event()
 
     class Slow(Store):
-        def put(self, local, name):
+        def put(self, local, name, entry):
             begun.set()
             released.wait(60)
-            return super().put(local, name)
+            return super().put(local, name, entry)
 
     mirror = Mirror(url, run, print, SOON, Slow)
     mirror.add(write_checkpoint(run, 3))
@@ -165,9 +167,9 @@ def test_one_that_is_deleted_meanwhile_is_passed_over(run, url, tmp_path):
     first = write_checkpoint(run, 1)
 
     class Deleting(Store):
-        def put(self, local, name):
+        def put(self, local, name, entry):
             shutil.rmtree(first, ignore_errors=True)
-            return super().put(local, name)
+            return super().put(local, name, entry)
 
     mirror = Mirror(url, run, print, SOON, Deleting)
     mirror.add(write_checkpoint(run, 2))
@@ -190,6 +192,7 @@ def test_a_lost_run_comes_back(run, url, tmp_path):
     ]
     after = contents(run)
     assert after.pop("latest") == b"step_000003\n"
+    assert list(json.loads(after.pop(RECORD))["safe"]) == ["step_000003"]
     assert json.loads(after.pop(f"checkpoints/step_000003/{MANIFEST}"))["files"]
     assert after.items() <= before.items() and verify(run / "checkpoints/step_000003") is None
     assert restore_lost(url, tmp_path / "runs/other") == []  # nothing is known of it

@@ -7,7 +7,8 @@ from importlib import import_module
 import pytest
 
 from model.errors import UserError
-from pretrain.config.command_line import FLAG_NAMES, parse_command_line
+from pretrain.config.command_line import parse_command_line
+from pretrain.config.sources import FLAG_NAMES
 from tests.helpers.launch import ROOT
 
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]

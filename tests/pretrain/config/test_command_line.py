@@ -66,7 +66,7 @@ def test_bad_input_is_one_clear_line(arguments, message):
 RECIPES = {
     "optimizer: {lerning_rate: 1}": "unknown key in",
     "optimizer: {learnig_rate: 1}": "did you mean 'optimizer.learning_rate'?",
-    "optimizer: 3": "optimizer: unknown key",
+    "optimizer: 3": "optimizer: 3 is not valid; give a mapping of its fields",
     "lr: 1": "lr: unknown key",
     "steps: null": "steps: None is not valid; give a whole number",
     "- 1": "it must be a mapping",

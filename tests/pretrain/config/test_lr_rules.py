@@ -11,8 +11,9 @@ import torch
 from model.errors import UserError
 from model.presets import preset
 from model.transformer import Transformer
-from pretrain.config.command_line import load_run_config, parse_command_line
+from pretrain.config.command_line import parse_command_line
 from pretrain.config.lr_rules import NAMED_RULES, parse_rules
+from pretrain.config.sources import load_run_config
 from pretrain.extensions import EXTENSIONS
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.optim.schedule import RuleSchedule

@@ -83,9 +83,12 @@ def test_near_names_are_said_and_equal_ones_are_not(name, data):
     [
         (
             ["--architecture", "{n_layers: 4}"],
-            r"^architecture\.n_layers: unknown; use heads, .*such as 6x12",
+            r"^architecture\.n_layers: unknown key in the flags; use heads, .*such as 6x12",
         ),
-        (["--architecture", "{d_modle: 4}"], r"^architecture\.d_modle: unknown; did you mean 'd_model'\?$"),
+        (
+            ["--architecture", "{d_modle: 4}"],
+            r"^architecture\.d_modle: unknown key .*; did you mean 'architecture\.d_model'\?$",
+        ),
         (
             ["--architecture.vocab_size", "5"],
             r"^architecture\.vocab_size: it comes from the data; ",

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from model.presets import preset
-from pretrain.config.command_line import RECIPES, load_run_config, parse_command_line
+from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import RECIPES, load_run_config
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.optim.schedule import LearningRateSchedule
 from tests.helpers.launch import ROOT

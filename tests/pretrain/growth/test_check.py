@@ -5,6 +5,8 @@ import torch
 
 from model.config import block
 from model.errors import UserError
+from model.initialization import initialize
+from model.transformer import Transformer
 from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.edit import candidate, changed_model
 from pretrain.growth.record import Change, GrowthState
@@ -116,11 +118,35 @@ def test_a_new_head_lies_along_its_directions():
     for weight, direction in zip(head[:2], pair, strict=True):
         share = (weight @ direction).square().sum() / weight.square().sum()
         assert share > 0.97
-    assert head.value.std() == pytest.approx(0.02, rel=0.4)
     again = candidate(MODEL, 1, 10, Change(0, 2, "grow"), pair)
     assert all(torch.equal(a, b) for a, b in zip(head, again, strict=True))
     other = candidate(MODEL, 1, 11, Change(0, 2, "grow"), None)
-    assert not torch.equal(head.value, other.value) and other.query.std() == pytest.approx(0.02, rel=0.4)
+    assert not torch.equal(head.value, other.value)
+
+
+MUP = {"parametrization": "mup", "base_width": 32, "attention_scale": "none"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"init_std": 0.1}, MUP], ids=str)
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_new_head_has_the_spread_of_step_0(changes, captured):
+    """Against the weights that initialize gives the model. Along its directions it has the length of its
+    rows, and a tenth of the spread in all other dimensions: without that, the dimensions of a head would be
+    multiples of one vector."""
+    sizes = {"vocab_size": 64, "context_length": 8, "d_model": 128, "ffn_width": 16}
+    model = block("llama", **sizes, heads=(2, 4), **changes)
+    network = Transformer(model)
+    initialize(network, 1)
+    pair = torch.linalg.qr(torch.randn(128, 2, generator=torch.Generator().manual_seed(3)))[0].T
+    for layer, heads in enumerate(model.heads):
+        head = candidate(model, 1, 10, Change(layer, heads, "grow"), pair if captured else None)
+        for weight, part, direction in zip(head, "qkv", (*pair, None), strict=True):
+            spread = getattr(network.layers[layer].attention, part).weight.std().item()
+            if captured and direction is not None:
+                along = weight @ direction
+                assert along.square().mean().sqrt().item() == pytest.approx(spread * 128**0.5, rel=0.4)
+                weight, spread = weight - torch.outer(along, direction), 0.1 * spread
+            assert weight.std().item() == pytest.approx(spread, rel=0.1), (layer, part)
 
 
 def test_changes_are_made_one_after_the_other():

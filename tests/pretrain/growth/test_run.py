@@ -20,6 +20,7 @@ from pretrain.run.extension import open_checkpoint
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.signals import Stopped
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.refusals import refused
 from tests.helpers.shapes import VOCABULARY_ROWS, Shape, build, gathered, joined, same_bits
 from tests.helpers.training import broken_off, curve, interrupted, nano_run, session
@@ -249,10 +250,11 @@ def gradient_of_a_candidate(run):
     network."""
     opened = build(run, Shape(1, 2))
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
-    batch, layer, d = opened.micro_batch(0, 0), 2, opened.model.d_model
+    layer, d = 2, opened.model.d_model
+    batches = [opened.micro_batch(0, index) for index in range(opened.batch.accumulation)]
     generator = torch.Generator().manual_seed(5)
     head = Candidate(*(torch.randn(16, d, generator=generator) * 0.1 for _ in range(3)))
-    measured = gradient_norms(engine, batch, {layer: head}, opened.world)[layer]
+    measured = gradient_norms(engine, batches, {layer: head}, opened.world)[layer]
     grown = opened.model.replace(heads=tuple(1 + (index == layer) for index in range(4)))
     network = Transformer(grown)
     weights = dict(engine.module.named_parameters())
@@ -263,16 +265,18 @@ def gradient_of_a_candidate(run):
         attention = network.layers[layer].attention
         for part, new in zip((attention.q, attention.k, attention.v), head, strict=True):
             part.weight[16:] = new
-    network(*batch).backward()
+    for batch in batches:
+        (network(*batch) / len(batches)).backward()
     return measured, torch.linalg.matrix_norm(attention.o.weight.grad[:, 16:]).item()
 
 
 def moments_of_a_batch(run, ranks):
-    """The second moments that growth measures, and those of the norms' outputs, in fp64, of all ranks'
-    batches."""
+    """The second moments that growth measures, and those of the norms' outputs, in fp64, of the global
+    batch."""
     opened = build(run, Shape(ranks, 2))
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
-    measured = second_moments(engine, opened.micro_batch(0, 0), opened.world)
+    batches = [opened.micro_batch(0, index) for index in range(opened.batch.accumulation)]
+    measured = second_moments(engine, batches, opened.world)
     network = Transformer(opened.model).double()
     network.load_state_dict({name: weight.double() for name, weight in engine.module.state_dict().items()})
     rows = []
@@ -280,11 +284,44 @@ def moments_of_a_batch(run, ranks):
         block.attention_norm.register_forward_hook(
             lambda module, given, output: rows.append(output.flatten(0, 1))
         )
-    count = opened.batch.micro_batch
-    tokens = torch.from_numpy(opened.sequences.batch(0, ranks * count))  # what all ranks read first
+    tokens = torch.from_numpy(opened.sequences.batch(0, 8))
     with torch.no_grad():
         network(tokens[:, :-1])
     return measured, [(part.T @ part / len(part)).float() for part in rows]
+
+
+GRADIENT = "--growth.criterion gradient --growth.interval 2 --growth.calibration 1 --growth.budget 7"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "splits"),
+    [
+        (INCRT, [(1, 8), (1, 2), (2, 1)]),
+        *slow(
+            [
+                (f"{INCRT} --document_mask true", [(1, 8), (1, 1), (1, 4), (2, 2), (2, 4)]),
+                (GRADIENT, [(1, 8), (1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]),
+                (f"{INCRT} --tensor_parallel 2 --growth.head_dim 12", [(2, 8), (2, 1), (4, 2)]),
+            ]
+        ),
+    ],
+)
+def test_events_depend_neither_on_ranks_nor_on_the_micro_batch(small_folder, tmp_path, criterion, splits):
+    """At a rate at which rounding does not grow."""
+    events, figures = [], []
+    for ranks, micro_batch in splits:
+        flags = f"{criterion} --growth.maximum 3 --micro_batch {micro_batch} --optimizer.learning_rate 3e-4"
+        run = growing(small_folder, tmp_path / f"{ranks}-{micro_batch}", flags, steps=8)
+        assert run_distributed(session, ranks, run, timeout=120)[0] == ([], None)
+        found = read_state(run.folder / "checkpoints/step_000008").record("growth")["events"]
+        rows = [row for row in curve(run.folder) if "growth/gamma/layer_0" in row]
+        events.append([(each["step"], each["layer"], each["head"], each["kind"]) for each in found])
+        figures.append([{k: v for k, v in row.items() if k.startswith("growth/")} for row in rows])
+    assert len(events[0]) >= 3 and len(figures[0]) >= 3
+    assert events == [events[0]] * len(splits)
+    for rows in figures[1:]:
+        for row, expected in zip(rows, figures[0], strict=True):
+            assert row == pytest.approx(expected, rel=2e-4)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -324,11 +361,10 @@ def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
         assert row[f"growth/gamma/layer_{layer}"] == pytest.approx(gamma, rel=1e-3)
 
 
-@pytest.mark.parametrize("mask", ["false", "true"])
-def test_the_gradient_is_that_of_the_head_in_the_network(small_folder, tmp_path, mask):
-    run = growing(
-        small_folder, tmp_path, f"--growth.criterion gradient --growth.head_dim 16 --document_mask {mask}"
-    )
+@pytest.mark.parametrize("more", ["", "--document_mask true", "--architecture.z_loss 10"])
+def test_the_gradient_is_that_of_the_head_in_the_network(small_folder, tmp_path, more):
+    """Of the loss that is trained, over the global batch."""
+    run = growing(small_folder, tmp_path, f"--growth.criterion gradient --growth.head_dim 16 {more}")
     [(measured, expected)] = run_distributed(gradient_of_a_candidate, 1, run)
     assert measured > 0 and math.isclose(measured, expected, rel_tol=1e-4)
 

@@ -22,6 +22,7 @@ MODEL = [
     f"--optimizer.gradient_clipping {CLIPPING}",
 ]
 STEPS = 3
+RATE, DECAY = 0.5, 0.2  # of Muon's groups; apart from 1, so that a missing factor shows
 OFFLOAD = (("offload_optimizer", {"device": "cpu"}),)
 
 
@@ -54,7 +55,8 @@ def recorded_steps(run, shape):
     steps = []
     for index in range(STEPS):
         for group in inner.param_groups:
-            group["lr"], group["weight_decay"] = (1.0, 0.0) if group["kind"] == "muon" else (1e-3, 0.0)
+            muon = group["kind"] == "muon"
+            group["lr"], group["weight_decay"] = (RATE, DECAY) if muon else (1e-3, 0.0)
         before = flat_pieces(engine, lambda master: master.detach())
         for micro in range(session.batch.accumulation):
             batch = session.micro_batch(index * session.batch.sequences, micro)
@@ -150,13 +152,15 @@ def test_the_update_is_that_of_the_whole_matrix(small_folder, tmp_path, shape, f
         settings = (0.95, run.muon.nesterov, head_rows(role, model, run.muon.heads == "each"))
         references = muon_updates([turned(step[0][name]) for step in steps], *settings)
         for expected, (_, before, after) in zip(references, steps, strict=True):
-            found = turned(before[name].double() - after[name].double())
-            assert (found - expected).norm() <= 1e-5 * expected.norm(), name
+            step_of_updates = turned(before[name].double() * (1 - RATE * DECAY) - after[name].double())
+            assert (step_of_updates - RATE * expected).norm() <= 1e-5 * RATE * expected.norm(), name
     for step, (_, before, after) in enumerate(steps):
         (norm, figures), *others = {(rank[step][3], tuple(rank[step][4].items())) for rank in ranks}
         assert not others and norm > 2 * CLIPPING  # of the gradients, before they were clipped
         assert norm_of([rank[step][0] for rank in ranks], specs) == pytest.approx(CLIPPING, rel=2e-3)
-        update = torch.cat([(before[name] - after[name]).flatten() for name in muon]).double()
+        # What is reported leaves the decay out.
+        decayed = {name: before[name].double() * (1 - RATE * DECAY) for name in muon}
+        update = torch.cat([(decayed[name] - after[name]).flatten() for name in muon])
         weight = torch.cat([after[name].flatten() for name in muon]).double()
         sizes = {
             "effective_lr": update.square().mean().sqrt(),

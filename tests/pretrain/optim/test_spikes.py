@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
+from pretrain.checkpoint.state import read_state
 from pretrain.optim.spikes import LEAST, WINDOW, SpikeGuard
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
@@ -107,3 +108,12 @@ def test_the_update_is_not_applied(small_folder, tmp_path, stage, precision):
     assert guarded[7]["train_loss"] == unguarded[7]["train_loss"] > 100
     assert guarded[7]["grad_norm"] == pytest.approx(unguarded[7]["grad_norm"], rel=1e-6)
     assert guarded[8]["train_loss"] < 7
+
+
+def test_the_guard_compares_the_reported_loss(small_folder, tmp_path):
+    """With a z loss, too: what its message names is found in the run's metrics."""
+    settings = "--skip_spikes 6 --steps 3 --validation.every 0 --architecture.z_loss 0.1"
+    run = nano_run(small_folder, tmp_path, settings)
+    assert run_distributed(session, 2, run) == [([], None)] * 2
+    losses = read_state(run.folder / "checkpoints/step_000003").recent["losses"]
+    assert losses == [row["train_loss"] for row in curve(run.folder)]

@@ -10,7 +10,7 @@ import pytest
 from model.presets import preset
 from pretrain.plan.command import main
 
-BASE = ["--model", "prism-757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
+BASE = ["--config", "757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
 
 
 def figures(capsys, *arguments: str) -> dict:
@@ -20,7 +20,7 @@ def figures(capsys, *arguments: str) -> dict:
 
 def test_json_of_757m_on_two_nodes(capsys):
     found = figures(capsys, "--nodes", "2", "--micro_batch", "8", "--mfu", "0.5")
-    assert found["recipe"] == "757m"  # the model's size names it
+    assert found["recipe"] == "757m"
     assert found["machine"]["ranks"] == 16
     assert found["batch"] == {"sequences": 512, "micro_batch": 8, "accumulation": 4, "data_parallel": 16}
     assert found["tokens_per_step"] == 524_288 and found["tokens"] == 40_000 * 524_288
@@ -42,8 +42,7 @@ def test_schedule_and_degree_show_in_the_exchange(capsys):
 def test_a_run_that_grows_is_planned_at_its_largest(capsys):
     growing = ("--growth.criterion", "incrt", "--growth.maximum", "24", "--growth.head_dim", "64")
     found = figures(capsys, "--micro_batch", "8", *growing)
-    heads = {"heads": [24] * 24, "head_dim": [64] * 24}
-    fixed = figures(capsys, "--micro_batch", "8", "--architecture", json.dumps(heads))
+    fixed = figures(capsys, *["--micro_batch", "8", "--heads", "24x24", "--architecture.head_dim", "64x24"])
     assert found["memory_bytes"] == fixed["memory_bytes"]
     assert found["flops_per_step"] == fixed["flops_per_step"]
 
@@ -66,14 +65,28 @@ def test_fp32_has_no_known_peak(capsys):
 
 
 def test_time_needs_a_measured_mfu(capsys):
-    """The smallest step has a time of more than zero; without --mfu none is printed."""
+    """The smallest step has a time of more than zero; without --mfu it is that of assumed values."""
     tiny = ["--model", "prism-nano", "--global_batch_tokens", "256", "--ds_config", "ds_configs/zero2.json"]
     for mfu in ([], ["--mfu", "0.4"]):
         assert main([*tiny, *mfu]) == 0
         text = capsys.readouterr().out
         found = re.search(r"time     (\S+) s a step", text)
-        assert float(found[1]) > 0 if found else "give --mfu" in text
+        assert float(found[1]) > 0 if found else " hours at 0.3, " in text and "give --mfu" in text
         assert bool(found) == bool(mfu)
+
+
+def test_stages_and_degrees_are_compared(capsys):
+    assert main([*BASE, "--micro_batch", "8", "--compare"]) == 0
+    heading, *rows, usable = capsys.readouterr().out.splitlines()
+    assert len(rows) == 12 and "t" in heading and "usable" in usable
+    for row in rows:
+        name, degree, micro_batch, accumulated, peak, sent, *_ = row.split()
+        plan = figures(capsys, "--ds_config", name, "--tensor_parallel", degree, "--micro_batch", "8")
+        assert (int(micro_batch), int(accumulated)) == (8, plan["batch"]["accumulation"])
+        assert float(peak) == pytest.approx(plan["memory_bytes"]["peak"] / 2**30, abs=0.006)
+        parts = ("data_parallel", "gradients", "parameters", "tensor_all_reduces", "head_exchange", "muon")
+        bytes_sent = sum(plan["sent_bytes_per_step"].get(part, 0) for part in parts)
+        assert float(sent) == pytest.approx(bytes_sent / 1e9, abs=0.006)
 
 
 def test_chosen_micro_batch_fits_and_grows_with_memory(capsys):
@@ -88,7 +101,7 @@ def test_chosen_micro_batch_fits_and_grows_with_memory(capsys):
 @pytest.mark.parametrize("memory", ["80", "24", "12"])
 def test_what_is_offered_fits(capsys, ds_config: str, memory: str):
     asked = ["--ds_config", f"ds_configs/{ds_config}.json", "--micro_batch", "64", "--gpu_memory", memory]
-    arguments = ["--model", "prism-757m", "--gpus_per_node", "8", *asked]
+    arguments = ["--config", "757m", "--gpus_per_node", "8", *asked]
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: micro_batch: 64 sequences of 1024 tokens") and error.count("\n") == 1
@@ -107,7 +120,10 @@ def test_when_nothing_fits(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpu", "h10"], r"gpu: 'h10' is unknown; give one of .*did you mean 'h100'"),
+        (
+            ["--gpu", "h10"],
+            r"gpu: 'h10' is unknown; give one of .*h100, .* or --gpu_memory and",
+        ),
         (["--nodes", "0"], r"nodes: 0 is not valid; give a positive number"),
         (["--nodes", "two"], r"--nodes: invalid int value: 'two'"),
         (["--mfu", "40"], r"mfu: 40.0 is not valid; give a positive number of at most 1"),

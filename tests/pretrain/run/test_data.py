@@ -99,7 +99,7 @@ def test_other_validation_texts_are_another_run(tmp_path):
 
     saved, given, other = state(run, None), state(changed, [("v", "1")]), state(changed, [("w", "1")])
     assert not any("changed" in line for line in check_resume(saved, saved, run, model))
-    assert any("validation changed" in line for line in check_resume(saved, given, changed, model))
+    assert any("validation.data changed" in line for line in check_resume(saved, given, changed, model))
     with pytest.raises(UserError, match=r"validation: .*'v'.* != .*'w'"):
         check_resume(given, other, changed, model)
 

@@ -270,7 +270,7 @@ def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
     assert main(["list", file]) == 2
     assert "study: variant v0: optimizer.learning_rate: 0 is not valid" in capsys.readouterr().err
 
-    (tmp_path / "three.yaml").write_text(head + variants.replace("rate: 0}", "rate: 1.0}"))
+    (tmp_path / "three.yaml").write_text(head + variants.replace("rate: 0}", "rate: 1000.0}"))
     (tmp_path / "mine").mkdir()
     assert main(["run", file, "--dry_run"]) == 2
     assert "error: data: 'mine' has no meta.json" in capsys.readouterr().err

@@ -79,7 +79,10 @@ def test_other_seeds_are_another_run_of_the_same_pair():
 BAD_VALUES = [
     ("baseline: unifrom", "baseline: 'unifrom' is not valid; it must be one of the variants: uniform, prism"),
     ("baseline:", "give either variants and a baseline"),
-    ("variants: {uniform: {haeds: 4x4}}", "variant uniform: haeds: unknown key"),
+    (
+        "variants: {uniform: {haeds: 4x4}}",
+        "study: variants.uniform: haeds: unknown key; did you mean 'heads'",
+    ),
     ("variants: {uniform: {heads: 5x4}}", "variant uniform: heads"),
     ("variants: {uniform: {seed: 3}}", "variants.uniform.seed: not a setting"),
     ("variants: {uniform: {}, b: {heads: 2x4, against: x}}", "variants.b.against: 'x' is not valid"),

@@ -156,9 +156,9 @@ def test_what_is_confounded_is_said(tmp_path):
     fraction = Effects(*seeds_of(design(tmp_path, "fractional", 64), (1,)))
     assert fraction.confounded["layer_0:layer_1"] == ["layer_2:layer_3"]
     assert Effects(*seeds_of(design(tmp_path, "full", 256), (1,))).confounded == {}
-    factors = {name: [0, 1] for name in ("steps", "data_seed", "seed_of")}
+    factors = {name: [0, 1] for name in ("steps", "vocab_size", "threads")}
     half = design(tmp_path, "orthogonal", 4, factors)
-    assert Effects(half, {}).confounded["steps"] == ["data_seed:seed_of"]
+    assert Effects(half, {}).confounded["steps"] == ["vocab_size:threads"]
 
 
 def test_lack_of_fit_is_seen_against_the_spread_of_seeds(tmp_path):

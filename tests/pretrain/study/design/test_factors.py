@@ -118,7 +118,10 @@ def test_designs_stand_beside_other_comparisons():
         ({"factors": {"layer_0": [2, "x"], "layer_1": [2, 4]}}, "design.factors.layer_0: [2, 'x']"),
         ({"factors": {"layer_0": [2, 2], "layer_1": [2, 4]}}, "each once"),
         ({"factors": {"a": {"x y": {}, "z": {}}, "layer_1": [2, 4]}}, "without spaces"),
-        ({"factors": {"steps": [5, 6], "b": {"x": {"steps": 5}, "y": {}}}}, "another factor sets steps, too"),
+        (
+            {"factors": {"steps": [5, 6], "b": {"x": {"steps": 5}, "y": {}}}},
+            "another factor sets steps; vary each by one",
+        ),
         ({"contrasts": {"x": {"factor": "layer_7", "plus": 2, "minus": 4}}}, "x.factor: 'layer_7'"),
         ({"contrasts": {"x": {"factor": "layer_0", "plus": 3, "minus": 4}}}, "contrasts.x: '3' is not valid"),
         ({"contrasts": {"x": {"factor": "layer_0", "plus": 4, "minus": 4}}}, "name each once"),

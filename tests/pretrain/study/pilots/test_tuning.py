@@ -100,7 +100,7 @@ def test_a_variant_may_have_rates_of_its_own():
 
 
 def test_variants_may_have_names_that_yaml_reads_as_values():
-    found = study(variants={True: {}, 8: {}, 0.5: {}}, baseline=8, contrasts=None)
+    found = study(variants={True: {"steps": 3}, 8: {}, 0.5: {"steps": 4}}, baseline=8, contrasts=None)
     names = {planned.variant for planned in pilot_of(found).runs}
     assert {"true@0.001", "8@0.002", "0.5@0.004"} <= names
 
