@@ -50,7 +50,8 @@ def _command(arguments: list[str]) -> list[str]:
         with contextlib.suppress(psutil.Error):  # it has ended
             command = launcher.cmdline()
             # On other machines deepspeed starts this module of its own.
-            if command[-len(arguments) :] == arguments and "deepspeed.launcher.launch" not in command:
+            own = any(part.endswith(".launcher.launch") for part in command)
+            if command[-len(arguments) :] == arguments and not own:
                 return _as_typed(command)
     return [*_launcher_of_environment(), *arguments]
 

@@ -8,13 +8,16 @@ import pytest
 
 from pretrain import report
 from pretrain.config.run_config import RunConfig
-from pretrain.report import continue_command
 from pretrain.run.decisions import Decision
+from pretrain.runtime import continuing
+from pretrain.runtime.continuing import continue_command
 from pretrain.validation.hook import ValidationHook
 from pretrain.validation.loss import ValidationResult
 
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
 NASTY = "$(touch /tmp/pwned); x 'y'"
+LAUNCHER_VARIABLES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES")
+EIGHT = "RANK=0 WORLD_SIZE=8"
 # What the launcher told the ranks, and the command that starts them again.
 LAUNCHERS = {
     "": "deepspeed",
@@ -23,12 +26,14 @@ LAUNCHERS = {
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=2,3": "deepspeed --include localhost:2,3",
     "LOCAL_SIZE=1 CUDA_VISIBLE_DEVICES=3": "deepspeed --include localhost:3",
     "LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=none": "torchrun --nproc_per_node 2 -m",
+    f"{EIGHT} LOCAL_SIZE=4": "deepspeed --hostfile hostfile --num_nodes 2 --num_accelerators 4",
+    f"{EIGHT} LOCAL_WORLD_SIZE=4 TORCHELASTIC_RUN_ID=x": "torchrun --nnodes 2 --nproc_per_node 4 -m",
 }
 
 
 @pytest.mark.parametrize(("environment", "launcher"), LAUNCHERS.items())
 def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launcher):
-    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CUDA_VISIBLE_DEVICES"):
+    for name in ("RANK", "WORLD_SIZE", *LAUNCHER_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     for variable in environment.split():
         monkeypatch.setenv(*variable.split("=", 1))
@@ -38,6 +43,30 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
     for steps in ([], ["--steps=12"], ["--steps", "12"]):
         command = continue_command(["--seed", "3", *steps, *given, "--local_rank=0"], 24)
         assert shlex.split(command) == expected
+
+
+TYPED = [
+    ("/e/bin/python /e/bin/torchrun --nnodes 2 --rdzv_endpoint h:1 pretrain/main.py", "torchrun"),
+    ("/e/bin/python /e/bin/deepspeed --num_accelerators 2 --module pretrain.main", "deepspeed"),
+    ("/e/bin/python -m torch.distributed.run pretrain/main.py", "python -m torch.distributed.run"),
+]
+
+
+@pytest.mark.parametrize(("line", "begins"), TYPED)
+def test_the_launcher_that_was_used_is_printed(monkeypatch, line, begins):
+    monkeypatch.setattr(continuing.shutil, "which", lambda name: name if name == begins else None)
+    other = SimpleNamespace(cmdline=lambda: ["python", "-m", "pretrain.study", "run", "x"])
+    own = SimpleNamespace(cmdline=lambda: [*line.split(), "--seed", "3", "--steps", "12"])
+    monkeypatch.setattr(continuing, "launchers", lambda: [own, other])
+    command = continue_command(["--local_rank=0", "--seed", "3", "--steps", "12"], 24)
+    assert command == " ".join([begins, *line.split(begins.split()[-1], 1)[1].split(), "--seed 3 --steps 24"])
+
+
+@pytest.mark.parametrize("line", ["", "env DATA='a b' sbatch --nodes=2 slurm/124m.sh --steps 4 --seed 3"])
+def test_in_a_job_the_sbatch_line_is_printed(monkeypatch, line):
+    monkeypatch.setenv("SUBMIT_LINE", line)
+    expected = "env 'DATA=a b' sbatch --nodes=2 slurm/124m.sh --seed 3 --steps 24" if line else None
+    assert continue_command(["--config", "124m", "--seed", "3"], 24) == expected
 
 
 def test_commands_for_the_next_steps_are_quoted():

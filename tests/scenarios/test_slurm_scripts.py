@@ -231,14 +231,21 @@ def test_starts_that_died_with_their_node_are_counted(tmp_path):
     assert "job 7 lost its node: failure 4 since the last new checkpoint" in job.said
 
 
-LIMITS = [("00:05:00", {}, 300), ("00:04:59", {}, 299), ("00:05:01", {}, None), ("1-00:00:00", {}, None)]
-LIMITS += [("UNLIMITED", {}, None), ("00:05:00", {"SBATCH_SIGNAL": "USR1@60"}, None)]
+# Of the job and of its warning; the seconds of one that is rejected.
+LIMITS = [
+    ("00:05:00", "", 300),
+    ("00:04:59", "", 299),
+    ("00:05:01", "", None),
+    ("1-00:00:00", "", None),
+    ("UNLIMITED", "", None),
+    ("00:05:00", "USR1@60", None),
+]
 
 
-@pytest.mark.parametrize(("limit", "environment", "seconds"), LIMITS)
-def test_a_time_limit_must_be_longer_than_the_warning(tmp_path, limit, environment, seconds):
+@pytest.mark.parametrize(("limit", "warning", "seconds"), LIMITS)
+def test_a_time_limit_must_be_longer_than_the_warning(tmp_path, limit, warning, seconds):
     job = Job(tmp_path, limit)
-    assert job.start(75, True, **environment) == (seconds is None)
+    assert job.start(75, True, SBATCH_SIGNAL=warning) == (seconds is None)
     if seconds is not None:
         said = f"error: --time: the time limit of {seconds} s is not longer than the warning of 300 s"
         assert job.code == 2 and job.said.startswith(said) and len(job.said.splitlines()) == 1

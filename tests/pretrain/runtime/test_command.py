@@ -3,6 +3,7 @@
 import errno
 import re
 import sys
+import tempfile
 
 import pytest
 
@@ -18,10 +19,13 @@ def raising(error):
 
 
 LOST = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+FULL = f"fatal: No space left on device; temporary files are in {tempfile.gettempdir()}: make room there"
+FULL += ", or set TMPDIR to another folder"
 ENDS = [
     (UserError("heads: 5 does not divide"), 2, "error: heads: 5 does not divide"),
     (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 2, "error: a.txt: No such file"),
     (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
+    (RuntimeError("C++ compile error\nas: fatal: No space left on device\nx"), 2, f"error: as: {FULL}"),
     (KeyboardInterrupt(), 130, "interrupted; go on"),
 ]
 

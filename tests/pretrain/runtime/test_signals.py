@@ -108,11 +108,15 @@ def test_ctrl_c_counts_even_when_it_is_heard_second():
         assert program.end() == (0, "SIGINT\n")
 
 
-def test_alone_it_ends_without_saving():
+@pytest.mark.parametrize(
+    ("ranks", "why"), [("1", "what it is doing has not ended"), ("2", "the other ranks have not agreed")]
+)
+def test_without_an_agreement_it_ends_without_saving(monkeypatch, ranks, why):
+    monkeypatch.setenv("WORLD_SIZE", ranks)
     with Program(STUCK, "agreement_seconds=0.5") as program:
         program.send(signal.SIGUSR1)
         code, output = program.end()
-        assert code == STOPPED and "the other ranks have not agreed; ending without saving" in output
+        assert code == STOPPED and f"{why}; ending without saving" in output
 
 
 def test_after_the_agreement_saving_may_take_its_time():

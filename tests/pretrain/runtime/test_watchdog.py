@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from pretrain.runtime.watchdog import HUNG, Watchdog
 from tests.helpers.launch import ROOT
 
@@ -68,6 +70,20 @@ def test_beats_keep_it_quiet(tmp_path):
             dog.heartbeat("step")
     assert not ended and not list(tmp_path.iterdir())
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_an_error_after_the_time_follows_from_the_hang(tmp_path, silent):
+    """As of a connection to a rank that has ended, in a process that was stopped meanwhile."""
+    body = """
+import os
+with Watchdog(0.5, folder / "stacks", 0, grace=0.2) as dog:
+    dog._last_heartbeat -= SILENT
+    raise RuntimeError("gloo: connection closed by peer")
+"""
+    done = run(body.replace("SILENT", str(9 * silent)), tmp_path)
+    assert done.returncode == (HUNG if silent else 1)
+    assert ("Traceback" in done.stderr) != silent and ("error: watchdog" in done.stderr) == silent
 
 
 def test_zero_turns_it_off(tmp_path):
