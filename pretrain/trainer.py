@@ -103,6 +103,8 @@ class Trainer:
             self.data_share = batches.wait_seconds / max(self.metrics.throughput.seconds, 1e-9)
             control.heartbeat("finishing the last checkpoint")
             self._finish_checkpoint()
+            if problem := self.store.end_pruning():
+                self.metrics.message(labelled("note", problem))
             control.heartbeat("copying the last checkpoints to the mirror")
             if left := self.store.stop_mirror(lambda: stop is not None or control.asked()):
                 self.metrics.message(labelled("mirror", left))

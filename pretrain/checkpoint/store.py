@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -62,7 +63,8 @@ class CheckpointStore:
     Args:
         run_folder: the run's folder.
         config: what to keep.
-        world: the ranks that save and load together; every method but ``steps`` is collective.
+        world: the ranks that save and load together; every method but ``steps`` and ``end_pruning`` is
+            collective.
     """
 
     def __init__(self, run_folder: Path, config: CheckpointConfig, world: World) -> None:
@@ -72,6 +74,8 @@ class CheckpointStore:
         self.world = world
         self._under_way: _UnderWay | None = None
         self._mirror: Mirror | None = None
+        self._pruning: threading.Thread | None = None
+        self._prune_problem: str | None = None
 
     def steps(self) -> list[int]:
         """Steps that have a finished checkpoint, ascending."""
@@ -156,7 +160,8 @@ class CheckpointStore:
         return self._under_way is not None
 
     def finish(self) -> int | None:
-        """Wait until every rank has written its files, put the checkpoint in its place, and prune older ones.
+        """Wait until every rank has written its files, put the checkpoint in its place, and begin to delete
+        older ones (see end_pruning).
 
         Returns:
             The checkpoint's step; None if none was under way.
@@ -176,8 +181,19 @@ class CheckpointStore:
         if self._mirror is not None:
             self._mirror.add(checkpoint.target)
         if self.world.is_main and checkpoint.prune:
-            self._prune(checkpoint.step)
+            # A large checkpoint takes seconds to delete, and training does not wait for it.
+            self._pruning = threading.Thread(
+                target=self._prune_or_note, args=(checkpoint.step,), name="old checkpoints", daemon=True
+            )
+            self._pruning.start()
         return checkpoint.step
+
+    def end_pruning(self) -> str | None:
+        """Wait until older checkpoints are deleted; why one could not be, if so. Not collective."""
+        if self._pruning is not None:
+            self._pruning.join()
+        problem, self._pruning, self._prune_problem = self._prune_problem, None, None
+        return problem
 
     def check_data(self, problem: str | None) -> None:
         """Raise UserError on every rank if one has a *problem* with the data; what is being written is
@@ -233,6 +249,8 @@ class CheckpointStore:
             restore_random_state(torch.load(random_states, weights_only=True)[self.world.rank])
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
+        if problem := self.end_pruning():
+            return problem
         try:
             for replaced in self.folder.glob(".replaced_step_*"):
                 restore_folder(self.folder / replaced.name.removeprefix(".replaced_"))
@@ -276,6 +294,12 @@ class CheckpointStore:
         steps = self.steps()
         remaining = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
         raise UserError(f"{section}: {problem}; {remaining} in {self.folder}")
+
+    def _prune_or_note(self, newest: int) -> None:
+        try:
+            self._prune(newest)
+        except OSError as error:
+            self._prune_problem = f"cannot delete {error.filename}: {error.strerror or error}"
 
     def _prune(self, newest: int) -> None:
         # Steps beyond the newest belong to a curve this run has left (it fell back to an older checkpoint).

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import torch
 
 from model.config import ModelConfig
@@ -108,9 +112,41 @@ def usable_memory(memory: int, device_type: DeviceType) -> int:
 
 
 def device_memory(device: torch.device, local_ranks: int = 1) -> int:
-    """Total bytes of one rank's device; on a CPU, the machine's memory shared among its ranks."""
+    """Total bytes of one rank's device; on a CPU, the memory that the job may use, shared among its ranks."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     import psutil
 
-    return psutil.virtual_memory().total // max(1, local_ranks)
+    return min(psutil.virtual_memory().total, *memory_limits()) // max(1, local_ranks)
+
+
+def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Bytes that a container or a batch system lets this process use: limits of its control groups (of both
+    versions) and those around them, and of SLURM's variables. At least one number; it may exceed the machine.
+    """
+    limits = [sys.maxsize]
+    for line in read_text(proc).splitlines():
+        if line.count(":") < 2:
+            continue
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        inside = base / path.strip("/")  # in a container it may not exist: the container's own is the base
+        for folder in (inside, *inside.parents):
+            if folder.is_relative_to(base) and (text := read_text(folder / name).strip()).isdigit():
+                limits.append(int(text))
+    megabytes, cores = (os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_CPU", "CPUS_ON_NODE"))
+    if megabytes.isdigit() and cores.isdigit():
+        limits.append(int(megabytes) * int(cores) << 20)
+    if (megabytes := os.environ.get("SLURM_MEM_PER_NODE", "")).isdigit():
+        limits.append(int(megabytes) << 20)
+    return [limit for limit in limits if limit]  # SLURM's 0 is the whole node
+
+
+def read_text(path: Path) -> str:
+    """What the system says in a file; nothing where it has no such file."""
+    try:
+        return path.read_text("ascii")
+    except (OSError, ValueError):
+        return ""

@@ -1,6 +1,9 @@
 """Checkpoints: resumed to the bit, refused when they do not fit, never half there."""
 
 import json
+import random
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from model.errors import UserError
+from pretrain.checkpoint import store as module
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.store import CheckpointStore
@@ -190,3 +194,57 @@ def test_unwritable_folder_is_said_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Not a directory; there is no earlier checkpoint"):
         store._stop_on(store._prepare(store.folder / ".writing", tmp_path), store.folder / ".writing")
+
+
+def kept(steps: set[int], newest: int, keep_last: int, keep_every: int) -> set[int]:
+    """What a run keeps once it has written *newest*: nothing of a curve that it has left by falling back."""
+    own = sorted((step for step in steps if step <= newest), reverse=True)
+    return {
+        step for place, step in enumerate(own) if place < keep_last or (keep_every and not step % keep_every)
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_deleted_after_a_fall_back_is_never_what_was_just_written(tmp_path, seed):
+    """Damaged checkpoints of later steps lie around then."""
+    draw = random.Random(seed)
+    steps = set(draw.sample(range(1, 30), draw.randint(1, 8)))
+    newest, keep_last, keep_every = draw.choice([*steps]), draw.randint(1, 3), draw.choice([0, 2, 5])
+    for step in steps:
+        (tmp_path / f"checkpoints/step_{step:06d}").mkdir(parents=True)
+    store = CheckpointStore(tmp_path, CheckpointConfig(keep_last=keep_last, keep_every=keep_every), alone())
+    store._prune(newest)
+    assert set(store.steps()) == kept(steps, newest, keep_last, keep_every) and newest in store.steps()
+
+
+def test_training_does_not_wait_for_a_deletion(small_folder, tmp_path, monkeypatch):
+    """The next checkpoint does, and the end of the run."""
+    main, threads = threading.get_ident(), []
+    rmtree = shutil.rmtree
+
+    def deleting(folder, ignore_errors):
+        if ".deleting_" in str(folder):
+            threads.append(threading.get_ident())
+        rmtree(folder, ignore_errors)
+
+    monkeypatch.setattr(module.shutil, "rmtree", deleting)
+    run = nano_run(
+        small_folder, tmp_path, "--steps", "4", "--checkpoint.every", "1", "--checkpoint.keep_last", "1"
+    )
+    session(run)
+    assert threads and main not in threads
+    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step_000004"]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_a_line(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(1, "Operation not permitted", str(folder))
+
+    monkeypatch.setattr(module, "remove", refuse)
+    store = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1), alone())
+    for step in (1, 2):
+        store.path(step).mkdir(parents=True)
+    store._prune_or_note(2)
+    problem = store._prepare(store.folder / ".writing_step_000003", tmp_path)
+    assert problem == f"cannot delete {store.path(1)}: Operation not permitted"
+    assert store.end_pruning() is None

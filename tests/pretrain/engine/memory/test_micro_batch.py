@@ -1,12 +1,14 @@
 """How a global batch is cut up, and what is said when it cannot be."""
 
+import sys
+
 import pytest
 
 from model.errors import UserError
 from model.presets import preset
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.engine.memory.micro_batch import plan_batch, usable_memory
+from pretrain.engine.memory.micro_batch import memory_limits, plan_batch, usable_memory
 from pretrain.engine.memory.plan import memory_plan
 
 GIB = 1 << 30
@@ -50,3 +52,30 @@ def test_a_model_that_a_cpu_cannot_hold():
     with pytest.raises(UserError, match=r"model: [\d,]+ parameters \(.*ffn_width 3000000\) need [\d,.]+ GiB"):
         plan_batch(1024, None, huge, 1, 16 * GIB, "cpu")
     assert plan_batch(1024, None, MODEL, 1, 16 * GIB, "cpu").micro_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "variables", "least"),
+    [
+        ("0::/job/step", {"job/memory.max": "5000", "job/step/memory.max": "max"}, {}, 5000),
+        ("0::/job/step", {"job/memory.max": "5000", "job/step/memory.max": "400"}, {}, 400),
+        ("0::/elsewhere", {"memory.max": "300"}, {}, 300),  # as a container sees it
+        ("4:memory:/a/b\n0::/", {"memory/a/memory.limit_in_bytes": "77"}, {}, 77),
+        ("4:cpu,memory:/x", {"memory/memory.limit_in_bytes": "66"}, {}, 66),
+        ("", {}, {"SLURM_MEM_PER_NODE": "3"}, 3 << 20),
+        ("", {}, {"SLURM_MEM_PER_CPU": "2", "SLURM_CPUS_ON_NODE": "4"}, 8 << 20),
+        ("", {}, {"SLURM_MEM_PER_NODE": "0"}, sys.maxsize),  # the whole node
+        ("junk", {}, {"SLURM_MEM_PER_NODE": "x"}, sys.maxsize),
+    ],
+)
+def test_the_memory_that_a_job_may_use(monkeypatch, tmp_path, groups, files, variables, least):
+    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "proc").write_text(groups)
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert min(memory_limits(tmp_path / "proc", tmp_path / "cgroup")) == least
