@@ -10,7 +10,8 @@
 #                      other process and load no heavy library; the first time mypy takes
 #                      a minute more
 #   make lint          ruff and mypy
-#   make release-check wheel and sdist, each in an empty environment: trains, converts, generates; ten minutes
+#   make release-check wheel and sdist, each in an empty environment: trains, converts, generates;
+#                      then 60 combinations of settings; about 25 minutes
 #   make docs          the documentation site into build/site/; a warning or a dead link is an error
 #   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
 #   make clean         remove .venv and caches; data/, runs/ and hf/ stay
