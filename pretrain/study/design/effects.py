@@ -163,15 +163,14 @@ class Effects:
 
     @cached_property
     def behind(self) -> list[tuple[str, int]]:
-        """Variant and seed of the runs that are worse than the robust fit by more than FAR standard
-        deviations of its residuals, from their median absolute one, and of those that are not finite."""
+        """Variant and seed of the runs that are worse than the robust fit by more than FAR of its standard
+        deviations, and of those that are not finite."""
         far = []
         if not self.unknown and self.robust is not None:
-            from scipy.stats import median_abs_deviation
-
             residuals = self.response - self.matrix(self.model) @ self.robust.coefficients
             sign = -1 if self.higher_is_better else 1
-            limit = FAR * float(median_abs_deviation(residuals, scale="normal"))
+            # The median absolute residual is as good as 0 where most values are ties; this one is not.
+            limit = FAR * self.robust.sd
             for (variant, seed, _), residual in zip(self.data, residuals, strict=True):
                 if sign * residual > limit:
                     far.append((variant, self.seeds[seed]))

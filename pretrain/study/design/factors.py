@@ -13,18 +13,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from model.declared import Positive, declared
 from model.errors import UserError, closest, shown
 from model.heads import format_heads, parse_heads
 from pretrain.config.run_config import is_folder_name
-from pretrain.study.contrasts import Names, Text, refuse
+from pretrain.study.contrasts import Text, refuse
 from pretrain.study.design.arrays import MOST_RUNS, full_factorial, orthogonal_array, strength_of
 from pretrain.study.settings import Settings, is_name_part, label, read_settings
 
 MOST_PRIMARY = 3
+_PLAIN = (bool, int, float)
 _LAYERS = re.compile(r"layers?_(\d{1,4})(?:-(\d{1,4}))?")
+
+
+Level = Annotated[str, BeforeValidator(lambda value: label(value) if type(value) in _PLAIN else value)]
+"""A level as a contrast or prediction names it: a value has the name that it has among the levels."""
+Levels = Annotated[
+    list[Level],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1),
+]
 
 
 @declared()
@@ -32,8 +42,8 @@ class LevelDifference:
     """The mean of some levels of one factor less that of others."""
 
     factor: Text
-    plus: Names
-    minus: Names
+    plus: Levels
+    minus: Levels
 
     @property
     def formula(self) -> str:
@@ -66,7 +76,7 @@ class DesignFile:
     """Combinations that are trained; all of them with kind full."""
     contrasts: Annotated[dict[Text, LevelContrast], Field(max_length=MOST_PRIMARY)] | None = None
     """The primary ones, which are adjusted for their number (Holm)."""
-    predict: dict[Text, Text | dict[Text, Text]] | None = None
+    predict: dict[Text, Text | dict[Text, Level]] | None = None
     """Schedules whose loss is predicted beside that of the best."""
 
 

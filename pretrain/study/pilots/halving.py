@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +111,9 @@ def drop(
         return sign * means[name] if math.isfinite(means[name]) else math.inf
 
     ranked = sorted(results, key=order)
-    going = [name for name in ranked[: math.ceil(keep * len(ranked))] if math.isfinite(means[name])]
+    # As written: 0.07 * 100 is above 7 in floating point.
+    count = math.ceil(Fraction(str(keep)) * len(ranked))
+    going = [name for name in ranked[:count] if math.isfinite(means[name])]
     found = []
     for name in ranked:
         mean = means[name] if math.isfinite(means[name]) else None

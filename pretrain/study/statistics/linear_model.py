@@ -130,7 +130,11 @@ class Fit:
         import statsmodels.api as sm
 
         model = sm.RLM(response, matrix, M=sm.robust.norms.HuberT())
-        fitted = model.fit(maxiter=MOST_ITERATIONS, scale_est=sm.robust.scale.HuberScale(), cov="H2")
+        try:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                fitted = model.fit(maxiter=MOST_ITERATIONS, scale_est=sm.robust.scale.HuberScale(), cov="H2")
+        except ValueError:  # nearly all values are ties: a scale of zero makes weights that are not numbers
+            return None
         converged = fitted.fit_history["iteration"] < MOST_ITERATIONS
         good = converged and fitted.scale > 0 and np.isfinite(fitted.cov_params()).all()
         return cls._of(fitted, fitted.scale) if good else None

@@ -134,10 +134,13 @@ def signed_rank_pairs(effect: float, tails: Sequence[float], power: float = 0.8)
 def robust_sd(groups: Sequence[Sequence[float]]) -> float:
     """Standard deviation within groups, pooled, from the median distance of two values of a group (Shamos).
 
-    NaN without a group of two.
+    NaN without a group of two. Where most distances are 0, as those of accuracies on few examples, they have
+    no scale, and the median of the others is taken: else the smallest step of such a measure would be
+    infinitely many standard deviations.
     """
     distances = [abs(a - b) for group in groups for a, b in itertools.combinations(group, 2)]
-    return TO_SD * median(distances) if distances else math.nan
+    typical = median(distances) if distances else math.nan
+    return TO_SD * (typical or median([distance for distance in distances if distance] or [0.0]))
 
 
 def fell_behind(

@@ -300,3 +300,17 @@ def test_too_few_runs_are_said(tmp_path):
     assert "0 finished runs" in Effects(found, {}).unknown
     values[next(iter(values))][1] = math.nan
     assert (Effects(found, values).left_out, len(Effects(found, values).data)) == (1, 15)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "choice", [[0.98], [0.98] * 30 + [0.97], [0.97, *[0.98] * 4, 0.99]], ids=["1", "2", "3"]
+)
+def test_ties_name_no_run_and_break_nothing(tmp_path, choice, seed):
+    """Results of few values, such as accuracies on few examples."""
+    found = design(tmp_path, "full", None, {f"layer_{layer}": [2, 4] for layer in range(4)})
+    draw = np.random.default_rng(seed).choice
+    values = {name: {seed: float(draw(choice)) for seed in (1, 2, 3)} for name in found.rows}
+    effects = Effects(found, values, higher_is_better=True)
+    assert effects.behind == []
+    assert len(effects.levels) == 8 and len(effects.variance) >= 5 and effects.predictions

@@ -85,6 +85,24 @@ def test_what_can_be_estimated_is_said():
     assert comparison.design.described.endswith("interactions of two factors can be estimated")
 
 
+@pytest.mark.parametrize(
+    ("field", "levels"), [("tie", [True, False]), ("steps", [10, 20]), ("rate", [1e-3, 0.5])]
+)
+def test_values_name_their_levels_in_contrasts_and_predictions(field, levels):
+    name = {"tie": "architecture.tie_embeddings", "steps": "steps", "rate": "optimizer.learning_rate"}[field]
+    contrast = {"factor": name, "plus": levels[0], "minus": levels[1:]}
+    changes = {"contrasts": {"x": contrast}, "predict": {"y": {name: levels[0]}}}
+    (comparison,) = study(
+        kind="full", runs=4, factors={name: levels, "layer_0": [2, 4]}, **changes
+    ).comparisons
+    design = comparison.design
+    assert (design.contrasts["x"].plus, design.contrasts["x"].minus) == (
+        [design.factors[0].levels[0]],
+        [design.factors[0].levels[1]],
+    )
+    assert design.predict["y"] == {name: design.factors[0].levels[0]}
+
+
 def test_two_factors_may_set_fields_of_one_section():
     factors = {"optimizer.learning_rate": [1e-3, 2e-3], "optimizer.weight_decay": [0.0, 0.1]}
     (comparison,) = study(kind="full", runs=4, factors=factors, contrasts={}, predict={}).comparisons

@@ -73,6 +73,14 @@ def test_variants_that_failed_are_dropped_and_higher_may_be_better():
     assert [each.variant for each in best if each.kept] == ["c", "plain"]
 
 
+def test_the_share_that_goes_on_is_counted_as_it_is_written():
+    for count in (10, 30, 100):
+        results = {f"v{index:03}": {11: 4.0 + index} for index in range(count)}
+        for percent in range(1, 100):
+            found = drop(1, results, "v000", percent / 100)
+            assert sum(each.kept for each in found) == -(-percent * count // 100)
+
+
 def finish_rung(folder, losses=LOSSES):
     short = rung_of(study(folder))
     for planned in short.runs:

@@ -103,6 +103,27 @@ def test_runs_that_fell_behind():
     assert fell_behind({"a": {1: 4.0}}) == []
 
 
+@pytest.mark.parametrize("step", [0.01, 1.0])
+def test_ties_do_not_make_the_next_value_an_outlier(step):
+    """A measure of few values, such as an accuracy on few examples; a run far beyond its steps is named."""
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        rare = 90 + generator.choice([0, 0, 0, 0, 0, 0, 0, -1, 1], size=(3, 6))
+        values = {name: dict(enumerate((step * row).tolist())) for name, row in zip("abc", rare, strict=True)}
+        assert fell_behind(values, higher_is_better=True) == []
+        values["b"] |= {6: 90 * step, 7: 91 * step, 8: 89 * step, 9: 60 * step}
+        assert fell_behind(values, higher_is_better=True) == [("b", 9)]
+    assert fell_behind({"a": dict.fromkeys(range(5), 0.98) | {5: 0.97}}, higher_is_better=True) == []
+    assert fell_behind({"a": dict.fromkeys(range(5), 0.98)}) == []
+
+
+def test_tails_of_one_sign_count_with_either():
+    """The simulated differences are symmetric around the effect, as the test assumes."""
+    size = np.abs(stats.norm.ppf((np.arange(999) + 0.5) / 999))
+    assert signed_rank_power(0.0, size, 12) == pytest.approx(0.0425, abs=0.015)
+    assert signed_rank_power(1.0, size, 12) == pytest.approx(signed_rank_power(1.0, -size, 12), abs=0.03)
+
+
 @pytest.mark.slow
 def test_normal_runs_rarely_fall_behind():
     """One study in a hundred names a run of normal noise."""
