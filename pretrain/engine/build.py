@@ -27,7 +27,12 @@ from pretrain.engine.compiling import compile_network
 from pretrain.engine.extensions import lock_by_process
 from pretrain.engine.matrix_exchange import connect_muon
 from pretrain.engine.mpu import deepspeed_mpu
-from pretrain.engine.patches import accept_optimizer, forget_stage_3_modules, prepare_deepspeed
+from pretrain.engine.patches import (
+    accept_optimizer,
+    count_loaded_steps,
+    forget_stage_3_modules,
+    prepare_deepspeed,
+)
 from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
@@ -95,6 +100,8 @@ def build_engine(
     optimizer = build_optimizer(groups, run.optimizer, offload, run.muon)
     if run.optimizer.kind == "muon":
         accept_optimizer(type(optimizer))
+    elif offload:
+        count_loaded_steps(optimizer)
     with refusals_of_deepspeed(), quiet_start(wanted=bool(merged.get("memory_breakdown"))):
         engine, _, _, _ = deepspeed.initialize(
             model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu

@@ -49,6 +49,27 @@ def accept_optimizer(kind: type) -> None:
         ZERO_SUPPORTED_OPTIMIZERS.append(kind)
 
 
+def count_loaded_steps(optimizer: Any) -> None:
+    """Let a DeepSpeedCPUAdam resume bit-identically.
+
+    DeepSpeed 0.19.8 multiplies the powers of the betas up step by step, in fp32 and outside the state that is
+    saved (csrc/includes/cpu_adam.h, IncrementStep). After loading it would call pow() once, whose result
+    differs in the last bit. So the multiplications are repeated, on tensors of one element.
+    """
+
+    def repeat(*_: Any) -> None:
+        hook.remove()
+        done = max((int(state["step"]) for state in optimizer.state.values()), default=0)
+        import torch
+
+        betas, eps = optimizer.defaults["betas"], optimizer.defaults["eps"]
+        unused = [torch.zeros(1) for _ in range(4)]
+        for step in range(1, done + 1):
+            optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, *betas, eps, 0.0, True, *unused)
+
+    hook = optimizer.register_step_pre_hook(repeat)
+
+
 def forget_stage_3_modules() -> None:
     """Empty what DeepSpeed's stage 3 keeps for the whole process, which would hold the model of an engine
     that is gone.

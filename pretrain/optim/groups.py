@@ -181,29 +181,8 @@ def build_optimizer(
     if offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True, **arguments)
-        _count_loaded_steps(optimizer)
-        return optimizer
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **arguments)
     return torch.optim.AdamW(groups, fused=True, **arguments)
-
-
-def _count_loaded_steps(optimizer: Any) -> None:
-    """Let DeepSpeedCPUAdam resume bit-identically.
-
-    DeepSpeed 0.19.8 multiplies the powers of the betas up step by step, in fp32 and outside the state that is
-    saved (csrc/includes/cpu_adam.h, IncrementStep). After loading it would call pow() once, whose result
-    differs in the last bit. So the multiplications are repeated, on tensors of one element.
-    """
-
-    def repeat(*_: Any) -> None:
-        hook.remove()
-        done = max((int(state["step"]) for state in optimizer.state.values()), default=0)
-        betas, eps = optimizer.defaults["betas"], optimizer.defaults["eps"]
-        unused = [torch.zeros(1) for _ in range(4)]
-        for step in range(1, done + 1):
-            optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, *betas, eps, 0.0, True, *unused)
-
-    hook = optimizer.register_step_pre_hook(repeat)
 
 
 class GroupRates:
