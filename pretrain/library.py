@@ -12,6 +12,7 @@ checkpoints, metrics and what is printed are the same, and calling it again cont
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,6 +23,12 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import find_ds_config, flatten, load_recipe, make_run
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import check_environment
+from pretrain.runtime.process_state import (
+    environment_restored,
+    interpreter_restored,
+    only_one_training,
+    torch_restored,
+)
 from pretrain.runtime.signals import StopListener, Stopped
 from pretrain.utils.text import labelled
 
@@ -53,7 +60,13 @@ def train(
 ) -> SavedRun:
     """Train *run* to its last step, or continue it there, and print what the command prints.
 
-    To be called in the main thread, by every rank. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) saves first.
+    To be called by every rank. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) saves first; outside the main
+    thread signals go to the program's own handlers.
+
+    The process is left as it was, however the call ends: environment, signal handlers, warning filters, log
+    levels, random generators and settings of torch are put back, threads are ended, and the process group is
+    destroyed, unless it was there before. It may be called again, with any other settings. What stays is the
+    libraries that it has imported, and on a CPU that glibc keeps freed memory (``keep_freed_memory``).
 
     Args:
         run: the settings, from ``recipe`` or RunConfig.
@@ -70,25 +83,35 @@ def train(
         KeyboardInterrupt: Ctrl-C, after everything is saved.
         Stopped: another request to stop, after everything is saved.
     """
-    from pretrain.run.saved import SavedRun
-
-    listener = StopListener()
-    listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
     try:
-        with listener.at_once():
-            checked = check_run(run, find_ds_config(ds_config))
-            from pretrain.run.preflight import check_start
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(only_one_training())
+            undo.enter_context(environment_restored())
+            listener = StopListener()
+            undo.callback(listener.close)
+            listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
+            with listener.at_once():
+                check_environment()
+                # What a library sets when it is imported stays; what this call sets does not.
+                from pretrain.engine.patches import libraries_restored
 
-            check_start(run)
-        folder = run.folder
-        again = ["--config", str(folder / "config.yaml"), "--ds_config", str(folder / "ds_config.json")]
-        run_session(run, checked, listener, again, hooks=hooks)
+                undo.enter_context(libraries_restored())
+                undo.enter_context(interpreter_restored())
+                undo.enter_context(torch_restored())
+                checked = check_run(run, find_ds_config(ds_config))
+                from pretrain.run.preflight import check_start
+                from pretrain.run.saved import SavedRun
+
+                check_start(run)
+            folder = run.folder
+            again = ["--config", str(folder / "config.yaml"), "--ds_config", str(folder / "ds_config.json")]
+            run_session(run, checked, listener, again, hooks=hooks, process_ends=False)
     except Stopped as stopped:
         if stopped.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(stopped.reason) from stopped
         raise
-    finally:
-        listener.close()
+    if listener.exit_code == INTERRUPTED:  # after the last step, when there was nothing left to stop
+        raise KeyboardInterrupt(listener.reason)
     return SavedRun.open(folder)
 
 
@@ -116,6 +139,7 @@ def run_session(
     arguments: list[str],
     notes: Iterable[str] = (),
     hooks: Iterable[Callable[[Session], Hook]] = (),
+    process_ends: bool = True,
 ) -> None:
     """Train to the last step of *run*, and print what is done. Collective.
 
@@ -124,6 +148,7 @@ def run_session(
         arguments: of a command that would continue the run.
         notes: printed before the first step.
         hooks: see train.
+        process_ends: whether the process ends after this. Else the engine is let go, and threads are ended.
 
     Raises:
         UserError: as open_session and Trainer.fit.
@@ -151,10 +176,13 @@ def run_session(
         if world.is_main:
             world.say(*opening(session), *(labelled("note", note) for note in notes))
         hang_seconds = 60 * run.interruption.hang_minutes
-        with build_metrics(session) as metrics:
+        with contextlib.ExitStack() as ending:
+            metrics = ending.enter_context(build_metrics(session))
             # A folder for each session: the stacks of an earlier one stay.
             began = world.broadcast(time.strftime("%Y-%m-%d_%H-%M-%S"))
             with Watchdog(hang_seconds, run.folder / "stacks" / began, world.rank) as watchdog:
                 trainer = Trainer(session, metrics, Control(world, listener, watchdog))
+                if not process_ends:
+                    ending.callback(trainer.close)
                 trainer.fit()
             world.say(*closing(trainer, arguments))

@@ -51,6 +51,8 @@ class Trainer:
         self.engine: Any = None
         """The DeepSpeed engine, once fit has built it; it holds the model."""
         self._next_model: ModelConfig | None = None
+        self.hashes: Any = None
+        """The HashCheck of the corpora, once fit has begun it."""
         self._data_checked = False
         self._saved_step = self.state.step  # the newest, finished
         self.graphs = 0
@@ -111,6 +113,18 @@ class Trainer:
             if stop:
                 raise stop
         return self.engine
+
+    def close(self) -> None:
+        """Let the engine go, and end the threads that fit has left, after an error above all. Not
+        collective."""
+        self.store.close()
+        if self.hashes is not None:
+            self.hashes.close()
+        if self.engine is not None:
+            engine, self.engine = self.engine, None
+            take_apart(engine)
+            del engine
+            free_memory(compiled=bool(self.session.decisions.compile.value))
 
     def _build(self) -> Any:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""

@@ -109,6 +109,16 @@ class CheckpointStore:
         mirror, self._mirror = self._mirror, None
         return mirror.close(give_up=asked)
 
+    def close(self) -> None:
+        """End the threads. Not collective: a checkpoint that is under way is given up, and the next session
+        copies to the mirror what is not there."""
+        self.stop_mirror(lambda: True)
+        if self._under_way is not None:
+            checkpoint, self._under_way = self._under_way, None
+            checkpoint.writer.give_up()
+            if self.world.is_main:
+                shutil.rmtree(checkpoint.partial, ignore_errors=True)
+
     def begin(
         self,
         engine: Any,

@@ -99,6 +99,11 @@ class RecordingCheckpointEngine(TorchCheckpointEngine):
         if self._thread is not None:
             self._thread.join()
 
+    def give_up(self) -> None:
+        """Write no further file, and return when none is being written; what there is stays unfinished."""
+        self._copied.clear()
+        self.wait()
+
     def _write_copied(self) -> None:
         while self._copied:
             state_dict, path = self._copied.pop(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,17 @@ from pretrain.utils.parsing import parse_json
 REMEMBERED = ".verified.json"
 
 
-def damage(path: Path, entry: FileEntry) -> str | None:
-    """What is wrong with a file of a corpus, all of which is read; None if it is what was written."""
-    if file_entry(path) == to_plain(entry):
+class Closed(Exception):
+    """Ends the reading of a file that need not be compared any more."""
+
+
+def damage(path: Path, entry: FileEntry, each: Callable[[], object] = lambda: None) -> str | None:
+    """What is wrong with a file of a corpus, all of which is read; None if it is what was written.
+
+    Args:
+        each: called for each chunk of the file; it may raise.
+    """
+    if file_entry(path, each) == to_plain(entry):
         return None
     return (
         f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); prepare the corpus again"
@@ -43,6 +51,7 @@ class HashCheck:
         """What was found to be wrong so far."""
         self._corpora = {corpus.folder.resolve(): corpus for corpus in corpora if corpus.meta.files}
         self._fallback = fallback
+        self._closed = False
         self._thread = threading.Thread(target=self._check_all, name="corpus hashes", daemon=True)
         self._thread.start()
 
@@ -55,12 +64,19 @@ class HashCheck:
         """Return when everything is read, or after *seconds*."""
         self._thread.join(seconds)
 
+    def close(self) -> None:
+        """Read no further, and end the thread."""
+        self._closed = True
+        self.wait()
+
     def _check_all(self) -> None:
         try:
             for folder, corpus in self._corpora.items():
                 self._check(folder, corpus.meta.files or {})
                 if self.problem:
                     return
+        except Closed:
+            return
         except Exception as error:  # any error must reach the main thread
             self.problem = f"{str(folder)!r} cannot be checked ({type(error).__name__}: {error}); restore it"
 
@@ -77,7 +93,7 @@ class HashCheck:
         for name, entry in files.items():
             state = _state(folder / name, entry)
             if remembered.get(name) != state:
-                self.problem = damage(folder / name, entry)
+                self.problem = damage(folder / name, entry, self._go_on)
                 if self.problem:
                     return
                 if _state(folder / name, entry) == state:  # else it was changed while it was read
@@ -85,6 +101,10 @@ class HashCheck:
         if found != remembered:
             with suppress(OSError):
                 write_atomically(place, json.dumps(found, indent=1))
+
+    def _go_on(self) -> None:
+        if self._closed:
+            raise Closed
 
 
 def _state(path: Path, entry: FileEntry) -> str:

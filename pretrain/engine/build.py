@@ -120,10 +120,14 @@ def take_apart(engine: Any) -> None:
     forget_stage_3_modules()
 
 
-def free_memory() -> None:
-    """Free what engines that nobody refers to any more hold: they are cycles, which wait for the
-    collector."""
-    torch.compiler.reset()  # a model of other shapes is compiled anew, and must not meet the recompile limit
+def free_memory(compiled: bool = True) -> None:
+    """Free what engines that nobody refers to any more hold: they are cycles, which wait for the collector.
+
+    Args:
+        compiled: whether one of them was compiled.
+    """
+    if compiled:  # a model of other shapes is compiled anew, and must not meet the recompile limit
+        torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -7,12 +7,15 @@ pretrain.checkpoint.
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib
 import os
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
-from pretrain.engine.quiet import quiet_deepspeed
+from pretrain.engine.quiet import import_deepspeed, quiet_deepspeed
 from pretrain.optim.spikes import SpikeGuard
 
 
@@ -39,6 +42,52 @@ def prepare_deepspeed() -> None:
 def _are_numbers(devices: str) -> bool:
     """Whether CUDA_VISIBLE_DEVICES names GPUs by number, not as GPU-… or MIG-…."""
     return all(device.strip().removeprefix("-").isdigit() for device in devices.split(",") if device.strip())
+
+
+# Names in modules of others that a session replaces, or fills: by this code, or by DeepSpeed for good.
+REPLACED = {
+    "torch.nn.functional": ("linear",),
+    "torch.utils.cpp_extension": ("FileBaton",),
+    "torch._dynamo.config": ("recompile_limit",),
+    "torch._functorch.config": ("ban_recompute_materialized_backward",),
+    "deepspeed.accelerator.cuda_accelerator": ("pynvml",),
+    "deepspeed.comm.comm": ("cdb",),
+    "deepspeed.ops": ("__compatible_ops__",),
+    "deepspeed.runtime.zero.utils": ("ZERO_SUPPORTED_OPTIMIZERS",),
+    "deepspeed.utils.groups": (),  # all of its variables
+}
+
+
+@contextlib.contextmanager
+def libraries_restored() -> Iterator[None]:
+    """Put back at the end of the block what a session replaces in torch and DeepSpeed. Imports DeepSpeed.
+
+    The accelerator that DeepSpeed has found stays, and so do its modules.
+    """
+    import_deepspeed()
+    for name in REPLACED:
+        importlib.import_module(name)
+    kept = [
+        (module, name, getattr(module, name), copy.copy(getattr(module, name)))
+        for module, names in ((sys.modules[name], names) for name, names in REPLACED.items())
+        for name in names or [name for name, value in vars(module).items() if _is_variable(name, value)]
+    ]
+    try:
+        yield
+    finally:
+        forget_stage_3_modules()
+        for module, name, value, contents in kept:
+            if isinstance(value, list):
+                value[:] = contents
+            elif isinstance(value, dict):
+                value.clear()
+                value.update(contents)
+            if getattr(module, name) is not value:
+                setattr(module, name, value)
+
+
+def _is_variable(name: str, value: object) -> bool:
+    return not (name.startswith("__") or callable(value) or isinstance(value, ModuleType))
 
 
 def accept_optimizer(kind: type) -> None:

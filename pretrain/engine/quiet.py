@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -33,12 +34,18 @@ def quiet_libraries() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def quiet_deepspeed() -> None:
-    """Keep DeepSpeed's informational lines out of the log, not warnings. Call it before DeepSpeed loads."""
+def import_deepspeed() -> None:
+    """Import DeepSpeed, and tell it beforehand that there is no GPU, where there is none."""
     global _guessed
     if not torch.cuda.is_available() and "DS_ACCELERATOR" not in os.environ:
         os.environ["DS_ACCELERATOR"] = "cpu"  # else it warns on every rank that it had to guess
         _guessed = True
+    importlib.import_module("deepspeed")
+
+
+def quiet_deepspeed() -> None:
+    """Keep DeepSpeed's informational lines out of the log, not warnings. Call it before DeepSpeed loads."""
+    import_deepspeed()
     from deepspeed.utils import logger
 
     logger.setLevel(logging.WARNING)

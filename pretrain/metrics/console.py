@@ -89,7 +89,9 @@ class Console:
             # tqdm itself redraws at most ten times a second.
             self._describe()
             self._bar.update(advance)
-        if "val_loss" in row or (self._bar is None and now - self._printed_at >= self.every_seconds):
+        # What is measured later at the same step is no reason to print it again.
+        waited = step != self._printed_step and now - self._printed_at >= self.every_seconds
+        if "val_loss" in row or (self._bar is None and waited):
             self._print_line()
 
     def message(self, text: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import socket
+import sys
 from dataclasses import dataclass
 
 import psutil
@@ -83,10 +84,17 @@ def check_environment() -> Launch:
     launch = read_environment()
     check_variables("start", *["ranks"] * (launch.size > 1))
     port = rendezvous_port(launch)
-    # torchrun's own process listens there for its ranks.
-    if launch.rank == 0 and launch.size > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    # torchrun's own process listens there for its ranks, and so may a program that has connected them.
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if launch.rank == 0 and launch.size > 1 and not (agent or connected()):
         _check_port(port)
     return launch
+
+
+def connected() -> bool:
+    """Whether this process has a process group; torch is not imported."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
 
 
 def rendezvous_port(launch: Launch) -> int:

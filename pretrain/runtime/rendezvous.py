@@ -7,6 +7,7 @@ two ranks on one GPU would fail inside NCCL with its message.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from model.errors import UserError, shown
+from pretrain.runtime.environment import Launch
 from pretrain.runtime.hardware import detect_device
 from pretrain.utils.text import labelled
 from pretrain.utils.variables import check_variables
@@ -31,6 +33,8 @@ MEETING = timedelta(minutes=5)
 """Nodes of a cluster may start one after the other, but not by more than this."""
 NOTICE_SECONDS = 10.0
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+_meetings = itertools.count()
+"""A launcher's store outlives a meeting: the next one must not read what was written for the one before."""
 
 
 def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
@@ -48,6 +52,7 @@ def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
     store: dist.Store = dist.HashStore()  # of a rank that is alone: no port of the machine
     if size > 1:
         store, rank, size = _reach_the_others(rank, size)
+        store = dist.PrefixStore(f"{KEY}/{next(_meetings)}", store)
         store.set_timeout(timeout)
         store.set(f"{KEY}/{rank}", json.dumps(answer))
         if rank == 0:
@@ -60,11 +65,72 @@ def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
         problem = answer["problem"]
     if problem:
         raise UserError(problem)
+    _choose(device)
+    dist.init_process_group(BACKENDS[device.type], store=store, rank=rank, world_size=size, timeout=timeout)
+    return device
+
+
+def check_group(launch: Launch) -> torch.device:
+    """This rank's device, for a process group that the caller of the library has started.
+
+    Raises:
+        UserError: its ranks are not those of the environment, or it does not serve the device.
+    """
+    device, answer = _own_device()
+    if answer["problem"]:
+        raise UserError(answer["problem"])
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (rank, size) != (launch.rank, launch.size):
+        raise UserError(
+            f"process group: this process is rank {rank} of {size} in it, and rank {launch.rank} of "
+            f"{launch.size} in the environment (RANK, WORLD_SIZE); start the ranks with torchrun or "
+            "deepspeed, or destroy the group before train"
+        )
+    if BACKENDS[device.type] not in (backends := str(dist.get_backend_config())):
+        raise UserError(
+            f"process group: its backend {backends!r} lacks {BACKENDS[device.type]}, which trains on "
+            f"{device.type}; start it with that, or destroy it before train"
+        )
+    _choose(device)
+    return device
+
+
+def _choose(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ["LOCAL_RANK"] = str(device.index)
-    dist.init_process_group(BACKENDS[device.type], store=store, rank=rank, world_size=size, timeout=timeout)
-    return device
+
+
+def part() -> None:
+    """Destroy the process group that ``meet`` started. The ranks can then meet again at the same address.
+
+    Each waits for the others first: HEARING at most, since one that has failed alone does not come. Nothing
+    may hold the group any more, or rank 0's port stays open.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store: Any = dist.distributed_c10d._get_default_store()
+    others = [f"{KEY}/{other}" for other in range(size)]
+    with contextlib.suppress(dist.DistError):
+        store.set(f"{KEY}/{rank}/parts", "")
+        store.wait([f"{other}/parts" for other in others], HEARING)
+    dist.destroy_process_group()
+    if size > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        with contextlib.suppress(dist.DistError):
+            if rank:
+                store.set(f"{KEY}/{rank}/parted", "")
+                _wait_until_closed(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            else:
+                store.wait([f"{other}/parted" for other in others[1:]], HEARING)
+
+
+def _wait_until_closed(address: str, port: int) -> None:
+    """Wait until rank 0 has closed its port, or this rank could meet the others there and lose them again.
+    HEARING at most."""
+    ends = time.monotonic() + HEARING.total_seconds()
+    with contextlib.suppress(OSError):
+        while time.monotonic() < ends:
+            socket.create_connection((address, port), timeout=1).close()
+            time.sleep(0.05)
 
 
 def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:

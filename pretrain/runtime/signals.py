@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.launchers import gone, launchers
@@ -51,7 +52,10 @@ class Stopped(BaseException):
 
 
 class StopListener:
-    """Receives the signals in HEARD until ``close``. Only the main thread of a process may create one.
+    """Receives the signals in HEARD until ``close``.
+
+    Outside the main thread, which alone may receive signals, it knows of the time budget and of the end of
+    the launcher only.
 
     Args:
         agreement_seconds: how long the other ranks may take to agree once this one was asked to stop. A rank
@@ -81,10 +85,13 @@ class StopListener:
         self._launchers = launchers()
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
-        self._previous_handlers = {number: signal.signal(number, self._in_main_thread) for number in HEARD}
-        self._previous_handlers[WAKING] = signal.signal(WAKING, lambda *_: None)
-        # Written to by the C handler, even while the main thread is inside a library and runs no Python.
-        self._previous_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        self._receives = threading.current_thread() is threading.main_thread()
+        self._previous_handlers: dict[int, Any] = {}
+        if self._receives:
+            self._previous_handlers = {n: signal.signal(n, self._in_main_thread) for n in HEARD}
+            self._previous_handlers[WAKING] = signal.signal(WAKING, lambda *_: None)
+            # Written to by the C handler, even while the main thread is inside a library and runs no Python.
+            self._previous_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
 
@@ -135,7 +142,8 @@ class StopListener:
 
     def close(self) -> None:
         """Restore the previous signal handlers, and end the thread."""
-        signal.set_wakeup_fd(self._previous_wakeup)
+        if self._receives:
+            signal.set_wakeup_fd(self._previous_wakeup)
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._agreed = True
@@ -163,7 +171,7 @@ class StopListener:
                     self._note(number)
             if b"\0" in data:
                 return
-            if not data and self._reason is not None and self._raise_at_once:
+            if not data and self._reason is not None and self._raise_at_once and self._receives:
                 # The main thread began to wait just after the signal, or another thread received it: the
                 # handler runs only when the wait is interrupted.
                 signal.pthread_kill(threading.main_thread().ident or 0, WAKING)
@@ -180,7 +188,7 @@ class StopListener:
         process = gone(self._launchers)
         if process is not None:
             self._ask(f"its launcher, process {process}, has gone", STOPPED)
-            if self._raise_at_once:  # its handler raises; it adds nothing to the reason
+            if self._raise_at_once and self._receives:  # its handler raises; it adds nothing to the reason
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, number: int) -> None:

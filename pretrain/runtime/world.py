@@ -15,9 +15,9 @@ import torch.distributed as dist
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
 from pretrain.runtime.allocator import keep_freed_memory
-from pretrain.runtime.environment import check_environment, read_environment, rendezvous_port
-from pretrain.runtime.hardware import available_cores, detect_device
-from pretrain.runtime.rendezvous import BACKENDS, meet
+from pretrain.runtime.environment import check_environment, rendezvous_port
+from pretrain.runtime.hardware import available_cores
+from pretrain.runtime.rendezvous import BACKENDS, check_group, meet
 from pretrain.utils.text import say
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def start_world(
     """
     import deepspeed
 
-    launch = read_environment() if dist.is_initialized() else check_environment()
+    launch = check_environment()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -199,10 +199,7 @@ def start_world(
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    if dist.is_initialized():
-        device = detect_device()
-    else:
-        device = meet(launch.rank, size, timeout)
+    device = check_group(launch) if dist.is_initialized() else meet(launch.rank, size, timeout)
     if device.type == "cpu":
         keep_freed_memory()
     else:

@@ -37,15 +37,22 @@ InnerPath = Annotated[str, AfterValidator(_inside)]
 """The type of a file's name that an untrusted file gives: relative to a folder, and not out of it."""
 
 
-def file_entry(path: Path) -> dict[str, Any]:
-    """Size and hash (XXH3-128) of a file, as a checkpoint's manifest and a corpus's meta.json keep them."""
+def file_entry(path: Path, each: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Size and hash (XXH3-128) of a file, as a checkpoint's manifest and a corpus's meta.json keep them.
+
+    Args:
+        each: as in update_from_file.
+    """
     digest = xxhash.xxh3_128()
-    size = update_from_file(digest, path)
+    size = update_from_file(digest, path, each)
     return {"bytes": size, "xxh3_128": digest.hexdigest()}
 
 
-def update_from_file(digest: Any, path: Path) -> int:
+def update_from_file(digest: Any, path: Path, each: Callable[[], object] = lambda: None) -> int:
     """Add a file's contents to a digest (of hashlib or xxhash), chunk by chunk; returns their bytes.
+
+    Args:
+        each: called for each chunk; it may raise.
 
     Raises:
         OSError: as open_regular.
@@ -55,6 +62,7 @@ def update_from_file(digest: Any, path: Path) -> int:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
+            each()
     return size
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
 from pretrain.utils.files import atomic_file
 from pretrain.utils.variables import check_variables
-
-# A back end shows windows; there are none here, and matplotlib would refuse one that this machine lacks.
-os.environ.pop("MPLBACKEND", None)
 
 
 @contextmanager
@@ -42,10 +41,7 @@ def saved_figure(
         UserError: the file cannot be written, or its ending is not a format that matplotlib knows.
     """
     check_variables("plots")
-    os.environ["MPLBACKEND"] = "agg"  # it draws into files; an unknown one would be refused on import
-    from matplotlib.figure import Figure  # without pyplot: half the time, and no list of open figures
-
-    figure = Figure(figsize=size, layout="constrained")
+    figure = _figure_class()(figsize=size, layout="constrained")
     formats = sorted(figure.canvas.get_supported_filetypes())
     # Not Path.is_dir, which raises an error for a name that is too long.
     if os.path.isdir(path) or path.suffix.lower().removeprefix(".") not in formats:  # noqa: PTH112
@@ -63,6 +59,26 @@ def saved_figure(
             figure.savefig(partial, dpi=dpi, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise UserError(f"{setting}: cannot write {str(path)!r}: {error}".replace("\n", " ")) from error
+
+
+def _figure_class() -> Any:
+    """matplotlib's Figure, without pyplot: half the time, and no list of open figures.
+
+    A figure that is written into a file needs no back end. One that this machine lacks, which the environment
+    may name, would be an error on import; it is left to the program that shows something.
+    """
+    if "matplotlib" in sys.modules:
+        return importlib.import_module("matplotlib.figure").Figure
+    given = os.environ.pop("MPLBACKEND", None)
+    try:
+        figure = importlib.import_module("matplotlib.figure").Figure
+    finally:
+        if given is not None:
+            os.environ["MPLBACKEND"] = given
+    if given is not None:
+        with suppress(ValueError):
+            sys.modules["matplotlib"].rcParams["backend"] = given
+    return figure
 
 
 def count_axis(axis: Any) -> None:
