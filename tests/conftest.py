@@ -3,8 +3,8 @@ SLURM."""
 
 from __future__ import annotations
 
+import ast
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,11 +29,26 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# In the text of a test file: what takes seconds to import, to start or to draw.
-TAKES_TIME = re.compile(
-    r"deepspeed|distributed|launch|subprocess|small_folder|fuzzing|transformers"
-    r"|pretrain\.study|matplotlib|plot|draw"
+# What takes seconds to import, to start or to draw: modules that a test file imports, and fixtures that it
+# asks for. A file can also say so itself: pytestmark = pytest.mark.takes_time.
+SLOW_MODULES = (
+    "deepspeed",
+    "docs.draw_architecture",
+    "matplotlib",
+    "pretrain.plots",
+    "pretrain.study",
+    "pretrain.utils.plotting",
+    "subprocess",
+    "tests.helpers.distributed",
+    "tests.helpers.fuzzing",
+    "tests.helpers.launch",
+    "tests.helpers.slurm",
+    "tests.helpers.training",
+    "torch.distributed",
+    "transformers",
 )
+SLOW_FIXTURES = {"cluster", "finished", "small", "small_folder"}
+MARK = "takes_time"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +61,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what --quick leaves out, before it is imported."""
     quick = config.getoption("--quick") and collection_path.suffix == ".py"
-    return True if quick and TAKES_TIME.search(collection_path.read_text(encoding="utf-8")) else None
+    return True if quick and takes_time(collection_path.read_text(encoding="utf-8")) else None
+
+
+def takes_time(code: str) -> bool:
+    """Whether a test file uses a slow module or fixture, or has the mark; comments and texts do not count."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            modules |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+        elif (isinstance(node, ast.arg) and node.arg in SLOW_FIXTURES) or (
+            isinstance(node, ast.Attribute) and node.attr == MARK
+        ):
+            return True
+    return any(f"{module}.".startswith(f"{slow}.") for module in modules for slow in SLOW_MODULES)
 
 
 @pytest.fixture(autouse=True, scope="module")

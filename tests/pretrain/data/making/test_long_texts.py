@@ -15,6 +15,7 @@ from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
 from tests.helpers.corpora import TEXTS, byte_level
 from tests.helpers.small_corpus import small_paths
 
+pytestmark = pytest.mark.takes_time
 LENGTH = 20_000
 DIGITS_BY_THREE = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LINES = r"[^\n]+\n?|\n+"  # tokens of several words
