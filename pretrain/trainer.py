@@ -12,7 +12,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features
-from pretrain.data.hashes import HashCheck
+from pretrain.data.hashes import HashCheck, files_seen
 from pretrain.data.loader import BatchPrefetcher
 from pretrain.engine.build import build_engine, free_memory, take_apart
 from pretrain.engine.compiling import compiled_graphs
@@ -130,8 +130,10 @@ class Trainer:
         """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
         session, folder = self.session, self.session.resumed_from
         prepare_run_folder(self.run, session.data, session.decisions, session.world)
-        first = session.world.local_rank == 0  # of a node, whose ranks read the same files
-        self.hashes = HashCheck([c for c, _ in session.data.all_corpora() if first], self.run.folder)
+        corpora = [corpus for corpus, _ in session.data.all_corpora()]
+        seen = session.world.gather(files_seen(corpora))
+        first = seen.index(seen[session.world.rank]) == session.world.rank  # of those who see the same files
+        self.hashes = HashCheck(corpora if first else [], self.run.folder)
         engine = self._build_engine()
         if folder:
             if session.reshape:

@@ -58,7 +58,8 @@ activate() {
 }
 
 # The address that the other nodes reach the first one by. Not always its name: NodeAddr may differ.
-first_address() {
+first_address() { # of a node alone nothing but itself can reach
+    [ "${SLURM_JOB_NUM_NODES:-2}" -gt 1 ] || { echo 127.0.0.1; return; }
     local first
     first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p' | head -n 1

@@ -107,6 +107,19 @@ class HashCheck:
             raise Closed
 
 
+def files_seen(corpora: Sequence[Corpus]) -> list[str]:
+    """What this rank sees of the corpora's files. Ranks that see the same read the same files: those of a
+    node, or of all nodes where a network's file system holds them."""
+    seen = []
+    for corpus in corpora:
+        for name, entry in (corpus.meta.files or {}).items():
+            try:
+                seen.append(_state(corpus.folder / name, entry))
+            except OSError as error:  # named where the file is read
+                seen.append(str(error))
+    return seen
+
+
 def _state(path: Path, entry: FileEntry) -> str:
     """What stays while a file does, with the hash that it must have."""
     stat = path.stat()

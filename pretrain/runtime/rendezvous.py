@@ -7,6 +7,7 @@ two ranks on one GPU would fail inside NCCL with its message.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import itertools
 import json
 import os
@@ -143,6 +144,18 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
         notice.start()
     began = time.monotonic()
     try:
+        if rank == 0 and (listener := _listen_on_this_machine()):
+            store = dist.TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                size,
+                is_master=True,
+                timeout=MEETING,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=listener.detach(),
+            )
+            return store, rank, size
         return next(dist.rendezvous("env://", rank, size, timeout=MEETING))
     except (RuntimeError, OSError) as error:
         late = time.monotonic() - began > MEETING.total_seconds() / 2
@@ -153,6 +166,18 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
         ) from error
     finally:
         notice.cancel()
+
+
+def _listen_on_this_machine() -> socket.socket | None:
+    """A socket at MASTER_ADDR, where that is an address of the loopback interface and rank 0 hosts the store;
+    torch's own listens on every interface of the machine."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    if not ipaddress.ip_address(place[0]).is_loopback:
+        return None
+    return socket.create_server(place[:2], family=family)
 
 
 def devices_problem(answers: Sequence[Mapping[str, Any]]) -> str | None:

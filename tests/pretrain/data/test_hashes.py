@@ -14,7 +14,7 @@ import pytest
 
 from pretrain.data import hashes
 from pretrain.data.corpus import Corpus
-from pretrain.data.hashes import REMEMBERED, HashCheck
+from pretrain.data.hashes import REMEMBERED, HashCheck, files_seen
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import curve, nano_run, session
@@ -51,6 +51,12 @@ def test_a_file_is_read_again_when_it_has_changed(copied, tmp_path, monkeypatch,
     for _ in range(2):
         read, problem = checked(copied, tmp_path)
         assert read == ["validation.bin"] and "validation.bin' is not what was written" in str(problem)
+
+
+def test_ranks_that_see_the_same_files_share_the_reading(small_folder, copied, tmp_path):
+    (tmp_path / "mounted").symlink_to(small_folder)
+    seen = [files_seen([Corpus.open(folder)]) for folder in (small_folder, tmp_path / "mounted", copied)]
+    assert seen[0] == seen[1] != seen[2] and len(seen[0]) == 4
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"training.bin": [1]}', "[" * 10**5])

@@ -1,0 +1,34 @@
+"""Where the ranks' rendezvous can be reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+from unittest import mock
+
+import psutil
+import pytest
+
+from pretrain.runtime.rendezvous import _listen_on_this_machine, _reach_the_others
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.0.2"])
+def test_on_one_machine_only_the_machine_itself_can_reach_it(monkeypatch, address):
+    with socket.create_server((address, 0)) as free:
+        port = free.getsockname()[1]
+    for name, value in {"MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    store, rank, size = _reach_the_others(0, 2)
+    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
+    assert [place.ip.startswith("127.") for place in listening if place.port == port] == [True]
+    store.set("key", "value")
+    assert (store.get("key"), rank, size) == (b"value", 0, 2)
+
+
+def test_elsewhere_torch_listens():
+    for environment in (
+        {"MASTER_ADDR": "192.0.2.1"},
+        {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+    ):
+        with mock.patch.dict(os.environ, {"MASTER_PORT": "29500", **environment}):
+            assert _listen_on_this_machine() is None
