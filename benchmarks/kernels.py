@@ -32,7 +32,7 @@ from benchmarks.helpers import parser_of, run_main, say, seconds_of, wait, write
 from model import head_loss, loss  # noqa: E402
 from model.block_attention import block_attention  # noqa: E402
 from pretrain.engine.compiling import missing_compiler  # noqa: E402
-from pretrain.runtime.allocator import keep_freed_memory  # noqa: E402
+from pretrain.utils.malloc import keep_freed_memory  # noqa: E402
 
 ROUNDS = {"cpu": 7, "cuda": 20}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

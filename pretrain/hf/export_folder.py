@@ -23,7 +23,7 @@ from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from pretrain.run.saved import SavedRun
-from pretrain.utils.heap import return_memory
+from pretrain.utils.malloc import return_memory
 from pretrain.utils.text import labelled
 from pretrain.utils.variables import check_variables
 

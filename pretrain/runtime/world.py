@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
-from pretrain.runtime.allocator import keep_freed_memory
 from pretrain.runtime.environment import check_environment, rendezvous_port
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.rendezvous import BACKENDS, check_group, meet
+from pretrain.utils.malloc import keep_freed_memory
 from pretrain.utils.text import say
 
 T = TypeVar("T")

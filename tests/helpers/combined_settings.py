@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from model.presets import preset
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_check import read_ds_config
 from tests.helpers.covering import Configuration
 from tests.helpers.training import ROOT, nano_run
 
 STEPS, SEQUENCES, CONTEXT = 8, 8, 32
-HEADS = "3,4"  # two layers: every further one is another graph to compile
+HEADS = (3, 4)  # two layers: every further one is another graph to compile
 SLOW = "--lr_rules '[{name: slow, parameters: [q, k], layers: upper_half, scale: 0.25, %s}]'"
 
 # Level -> flags, of each setting. The first level goes with everything; what takes long comes last.
@@ -109,11 +111,13 @@ def run_of(configuration: Configuration, folders: dict[str, Path], runs: Path, n
     names = ("labelled", "labelled") if configuration["classification"] == "true" else ("text", "other")
     first, second = (folders[name] for name in names)
     data = f"{first}:0.6,{second}:0.4" if configuration["blend"] == "true" else str(first)
+    model = runs / "two_layers.json"
+    model.write_text(json.dumps(preset("prism-nano").replace(heads=HEADS).to_json()))
     data_parallel = 2 if configuration["ranks"] == "2" else 1
     micro_batch = 2 if configuration["accumulation"] == "several" else SEQUENCES // data_parallel
     flags = [
         f"--name {name} --data {data} --steps {STEPS} --global_batch_tokens {SEQUENCES * CONTEXT}",
-        f"--micro_batch {micro_batch} --architecture.context_length {CONTEXT} --architecture.heads {HEADS}",
+        f"--micro_batch {micro_batch} --architecture.context_length {CONTEXT} --model {model}",
         "--validation.every 3 --validation.sequences 6 --checkpoint.every 3 --logging.every 2",
         "--optimizer.learning_rate 3e-3",
         *filter(None, (SETTINGS[name][level] for name, level in configuration.items())),

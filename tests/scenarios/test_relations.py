@@ -53,7 +53,7 @@ RELATIONS = {
     ),
     "growth without growth": (
         ONE_HEAD_DIM,
-        f"--architecture.heads 4x4 {GROWTH} --growth.schedule '{{3: 4x4}}'",
+        f"{GROWTH} --growth.maximum 4 --growth.schedule '{{3: 4x4}}'",
         0,
         1,
         2,

@@ -30,7 +30,7 @@ from pretrain.data.making.long_texts import TOKENIZED_AT_ONCE, encode_documents
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.utils.files import atomic_file, read_regular, write_atomically
-from pretrain.utils.heap import return_memory
+from pretrain.utils.malloc import return_memory
 
 # high and low: the first 16 bytes of the text's SHA-256 as two big-endian numbers.
 DOCUMENT = np.dtype([("high", ">u8"), ("low", ">u8"), ("tokens", "<u4"), ("bytes", "<u4")])

@@ -125,7 +125,7 @@ def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sy
     versions) and those around them, and of SLURM's variables. At least one number; it may exceed the machine.
     """
     limits = [sys.maxsize]
-    for line in read_text(proc).splitlines():
+    for line in read_system_file(proc).splitlines():
         if line.count(":") < 2:
             continue
         _, controllers, path = line.split(":", 2)
@@ -134,7 +134,7 @@ def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sy
         base, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
         inside = base / path.strip("/")  # in a container it may not exist: the container's own is the base
         for folder in (inside, *inside.parents):
-            if folder.is_relative_to(base) and (text := read_text(folder / name).strip()).isdigit():
+            if folder.is_relative_to(base) and (text := read_system_file(folder / name).strip()).isdigit():
                 limits.append(int(text))
     megabytes, cores = (os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_CPU", "CPUS_ON_NODE"))
     if megabytes.isdigit() and cores.isdigit():
@@ -144,7 +144,7 @@ def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sy
     return [limit for limit in limits if limit]  # SLURM's 0 is the whole node
 
 
-def read_text(path: Path) -> str:
+def read_system_file(path: Path) -> str:
     """What the system says in a file; nothing where it has no such file."""
     try:
         return path.read_text("ascii")

@@ -18,7 +18,7 @@ torch.ones(2**23 + 2**22)  # 48 MiB, 12,288 pages of 4 KiB
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, flush=True)
 os._exit(0)  # the process group's threads need not end
 """
-KEEP = "from pretrain.runtime.allocator import keep_freed_memory; print(keep_freed_memory())"
+KEEP = "from pretrain.utils.malloc import keep_freed_memory; print(keep_freed_memory())"
 START = """
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime.world import start_world

@@ -1,4 +1,4 @@
-"""Lets the C library keep the memory that tensors on a CPU have freed."""
+"""Tells the C library to keep the memory that tensors on a CPU have freed, or to return it to the system."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def keep_freed_memory() -> bool:
         mallopt(parameter, value) == 1
         for parameter, value in ((MMAP_THRESHOLD, LARGEST), (TRIM_THRESHOLD, -1), (ARENA_MAX, 1))
     )
+
+
+def return_memory() -> None:
+    """Return freed memory to the system, where the C library can (glibc).
+
+    It keeps freed blocks that lie between used ones and, once large ones have been freed, large ones too. A
+    worker would grow with the longest documents so far (a hundred bytes a token), and freed weights would
+    still count.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
