@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import find_ds_config, flatten, load_recipe, make_run
-from pretrain.runtime.command import INTERRUPTED
-from pretrain.runtime.environment import check_environment
-from pretrain.runtime.process_state import (
+from pretrain.run.process_state import (
     environment_restored,
     interpreter_restored,
     only_one_training,
     torch_restored,
 )
+from pretrain.runtime.command import INTERRUPTED
+from pretrain.runtime.environment import check_environment
 from pretrain.runtime.signals import StopListener, Stopped
 from pretrain.utils.text import labelled
 

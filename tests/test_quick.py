@@ -17,7 +17,7 @@ from tests.conftest import takes_time
         ("import torch.nn", False),
         ("from tests.helpers import launch", True),
         ("from tests.helpers.distributed import run_distributed", True),
-        ("import pretrain.studyish", False),
+        ("import subprocesses", False),
         ("def test_a(small_folder): pass", True),
         ("pytestmark = pytest.mark.takes_time", True),
     ],
