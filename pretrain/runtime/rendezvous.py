@@ -151,7 +151,6 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
                 size,
                 is_master=True,
                 timeout=MEETING,
-                wait_for_workers=False,
                 multi_tenant=True,
                 master_listen_fd=listener.detach(),
             )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from datetime import timedelta
 from unittest import mock
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from pretrain.runtime.rendezvous import _listen_on_this_machine, _reach_the_others
 
@@ -18,7 +21,11 @@ def test_on_one_machine_only_the_machine_itself_can_reach_it(monkeypatch, addres
         port = free.getsockname()[1]
     for name, value in {"MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
+    # The other rank; it waits until the store is there.
+    other = threading.Thread(target=lambda: dist.TCPStore(address, port, 2, False, timedelta(seconds=30)))
+    other.start()
     store, rank, size = _reach_the_others(0, 2)
+    other.join()
     listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
     assert [place.ip.startswith("127.") for place in listening if place.port == port] == [True]
     store.set("key", "value")
