@@ -6,6 +6,7 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -217,21 +218,26 @@ def test_what_is_deleted_after_a_fall_back_is_never_what_was_just_written(tmp_pa
     assert set(store.steps()) == kept(steps, newest, keep_last, keep_every) and newest in store.steps()
 
 
-def test_training_does_not_wait_for_a_deletion(small_folder, tmp_path, monkeypatch):
-    """The next checkpoint does, and the end of the run."""
-    main, threads = threading.get_ident(), []
-    rmtree = shutil.rmtree
+def deleting_threads(run):
+    """Train; the main thread, and those in which checkpoints were deleted."""
+    threads, rmtree = [], shutil.rmtree
 
     def deleting(folder, ignore_errors):
         if ".deleting_" in str(folder):
             threads.append(threading.get_ident())
         rmtree(folder, ignore_errors)
 
-    monkeypatch.setattr(module.shutil, "rmtree", deleting)
+    with mock.patch.object(module.shutil, "rmtree", deleting):
+        session(run)
+    return threading.get_ident(), threads
+
+
+def test_training_does_not_wait_for_a_deletion(small_folder, tmp_path):
+    """The next checkpoint does, and the end of the run."""
     run = nano_run(
         small_folder, tmp_path, "--steps", "4", "--checkpoint.every", "1", "--checkpoint.keep_last", "1"
     )
-    session(run)
+    ((main, threads),) = run_distributed(deleting_threads, 1, run)
     assert threads and main not in threads
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["step_000004"]
 
