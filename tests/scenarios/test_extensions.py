@@ -1,5 +1,4 @@
-"""Extensions can be taken away: what remains trains, resumes and reshapes to the same bits. And one can be
-added."""
+"""An extension can be added."""
 
 from __future__ import annotations
 
@@ -13,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from pretrain.extensions import EXTENSIONS
-from tests.helpers.training import ROOT, TIMES
+from tests.helpers.training import ROOT
 
 # Train, resume, reshape to another ZeRO stage: the default recipe, cut short, in one process.
 PROGRAM = """
 import sys
-# An editable install would supply the packages that were taken away.
+# An editable install would supply the packages of another tree.
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
 from pretrain.main import main
 from pretrain.runtime.signals import StopListener
@@ -30,12 +28,6 @@ flags += ["--data_root", data, "--runs_dir", runs, *more]
 for stage, steps in ((2, 2), (2, 4), (3, 6)):
     main([f"--ds_config=ds_configs/zero{stage}.json", "--steps", str(steps), *flags], StopListener(), 0)
 """
-OF_EXTENSIONS = ("diagnostics/", "maturity/", "growth/", "evaluation/")
-WITH_DEPENDENTS = {listed.name: {listed.name} for listed in EXTENSIONS}
-for _ in EXTENSIONS:
-    for listed in EXTENSIONS:
-        for taken in WITH_DEPENDENTS.values():
-            taken |= {listed.name} if taken & {*listed.builds_on} else set()
 
 
 def ran(root: Path, *command: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
@@ -54,86 +46,12 @@ def copy_tree(to: Path) -> Path:
     return to
 
 
-def take_away(root: Path, names: set[str]) -> None:
-    """Remove extensions: their files, and their entries in the list."""
-    path = root / "pretrain/extensions.py"
-    begin, _, rest = path.read_text().partition("EXTENSIONS = (\n")
-    entries, _, end = rest.partition("\n)\n")
-    kept = []
-    for entry in ("\n" + entries).split("\n    Listed(")[1:]:
-        if entry.split('"')[1] not in names:
-            kept.append(f"    Listed({entry}")
-    path.write_text(f"{begin}EXTENSIONS: tuple[Listed, ...] = (\n" + "\n".join(kept) + f"\n)\n{end}")
-    for listed in EXTENSIONS:
-        for file in (listed.files or (listed.name,)) if listed.name in names else ():
-            target = root / "pretrain" / file
-            shutil.rmtree(target) if target.is_dir() else target.unlink()
-
-
 def trained(root: Path, runs: Path, data: Path, more: Sequence[str] = ()) -> tuple[list[dict[str, Any]], str]:
-    """The rows of PROGRAM in the tree at *root*, without times and figures of extensions; and what it
-    printed."""
+    """The rows of PROGRAM in the tree at *root*, and what it printed."""
     done = ran(root, sys.executable, "-c", PROGRAM, str(runs), str(data), *more)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if key not in TIMES and not key.startswith(OF_EXTENSIONS)}
-        for row in rows
-    ], done.stdout
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
-    """The rows of the whole program, and where its built-in corpus is."""
-    folder = tmp_path_factory.mktemp("whole")
-    return trained(ROOT, folder / "runs", folder / "data")[0], folder / "data"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [listed.name for listed in EXTENSIONS])
-def test_the_rest_works_without_it(
-    name: str, whole: tuple[list[dict[str, Any]], Path], tmp_path: Path
-) -> None:
-    expected, data = whole
-    root = copy_tree(tmp_path / "tree")
-    take_away(root, WITH_DEPENDENTS[name])
-    rows, _ = trained(root, tmp_path / "runs", data)
-    significant = [row for row in rows if len(row) > 1]
-    assert significant == [row for row in expected if len(row) > 1]
-
-
-CORE = "config data optim engine checkpoint metrics run runtime utils validation"
-CORE_MODULES = "test_main test_open_session test_trainer test_report"
-CORE_TESTS = [
-    "tests/model",
-    *(f"tests/pretrain/{name}" for name in CORE.split()),
-    *(f"tests/pretrain/{name}.py" for name in CORE_MODULES.split()),
-]
-
-
-def test_the_tests_of_the_core_are_where_this_file_says() -> None:
-    """The next test is slow: a test file that moved shows here first."""
-    assert not [path for path in CORE_TESTS if not (ROOT / path).exists()]
-
-
-@pytest.mark.slow
-def test_the_tests_of_the_core_pass_without_any(tmp_path: Path) -> None:
-    root = copy_tree(tmp_path)
-    take_away(root, {listed.name for listed in EXTENSIONS})
-    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
-    done = ran(root, sys.executable, "-m", "pytest", *options, *CORE_TESTS, timeout=1500)
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
-@pytest.mark.slow
-def test_a_record_that_is_needed_is_refused_without_its_extension(tmp_path: Path) -> None:
-    grown = ["--growth.criterion", "schedule", "--growth.schedule", "{1: 2x4}", "--growth.maximum", "2"]
-    data, runs = tmp_path / "data", tmp_path / "runs"
-    trained(ROOT, runs, data, grown)
-    root = copy_tree(tmp_path / "tree")
-    take_away(root, WITH_DEPENDENTS["growth"])
-    done = ran(root, sys.executable, "-c", PROGRAM, str(runs), str(data))
-    assert "holds a record of the extension growth, which it needs and which is not here" in done.stderr
+    return rows, done.stdout
 
 
 LINE = """    Listed(
