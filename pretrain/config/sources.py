@@ -145,7 +145,7 @@ def plain_value(value: Any, name: str) -> Any:
     )
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """What ``flatten`` was made of, with a mapping for each section."""
     result: dict[str, Any] = {}
     for name, value in flat.items():
@@ -195,7 +195,7 @@ def make_run(settings: Mapping[str, Any]) -> RunConfig:
     Raises:
         UserError: a value that is not valid.
     """
-    return from_plain(RunConfig, nested(settings))
+    return from_plain(RunConfig, nest(settings))
 
 
 def load_run_config(path: str | Path) -> RunConfig:
