@@ -35,6 +35,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 NUM_LAYERS = "num_layers"
 """Of ``architecture``, beside the fields of ModelConfig: changes the depth of a preset."""
+_ARCHITECTURE = typing.get_type_hints(ModelConfig, include_extras=True) | {NUM_LAYERS: Size}
+"""The type of each of its fields."""
 
 
 def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
@@ -45,12 +47,11 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"architecture.{name}: it comes from the data; leave it out; give {instead}")
     if "heads" in values:
         raise UserError("architecture.heads: this is the setting heads; give heads")
-    kinds = typing.get_type_hints(ModelConfig, include_extras=True) | {NUM_LAYERS: Size}
     checked = {}
     for name, value in values.items():
         if name in SCHEDULES and isinstance(value, str):
             value = parse_schedule(value, f"architecture.{name}")
-        checked[name] = to_plain(from_plain(kinds[name], value, section=f"architecture.{name}"))
+        checked[name] = to_plain(from_plain(_ARCHITECTURE[name], value, section=f"architecture.{name}"))
     return checked
 
 

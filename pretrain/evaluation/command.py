@@ -103,7 +103,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
     # settle.
     torch.set_float32_matmul_precision("high")
-    loaded = load_tasks(tasks, manager, data_dir)  # before the model: what is missing is said at once
+    loaded = load_tasks(tasks, manager, data_dir)  # before the model, so that missing data end it early
     opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
     model = ZeroShotModel(opened.logits, opened.tokenizer, opened.context_length, world, options.batch_tokens)
     results = score(model, loaded, options.limit, shots=options.num_fewshot)

@@ -270,7 +270,9 @@ def _refuse_equal(study: Study) -> None:
     seen: dict[str, str] = {}
     for planned in study.of_first_seed:
         field, values = study.tried.get(planned.full_name, (None, []))
-        run = make_run({name: value for name, value in planned.of.settings.items() if name != field})
+        run = planned.of.run
+        if field is not None:
+            run = make_run({name: value for name, value in planned.of.settings.items() if name != field})
         model = run.build_model_config()
         run = dataclasses.replace(run, model="", heads=None, architecture={})
         compared = repr((planned.comparison, planned.of.seed_shift, field, values, run, model))
