@@ -124,7 +124,7 @@ def check_variables(*uses: str) -> None:
     """
     for variable in VARIABLES:
         for name in variable.names.split() if variable.use in uses else ():
-            value = os.environ.get(name, SET_ASIDE.get(name))
+            value = SET_ASIDE.get(name, os.environ.get(name))  # torch may have set it since
             problem = None if value is None else variable.problem(value) if value.strip() else "it is empty"
             if problem:
                 raise UserError(

@@ -1,5 +1,6 @@
 """Several calls of train in the ranks of a launcher: each leaves them as they were, and the next can meet."""
 
+import os
 import subprocess
 
 import pytest
@@ -38,5 +39,6 @@ print("done")
 def test_train_again_with_another_degree_and_within_a_group(small_folder, tmp_path, launcher):
     (program := tmp_path / "program.py").write_text(PROGRAM)
     command = [*launcher.split(), str(program), str(small_folder), str(tmp_path / "runs")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and done.stdout.count("done") >= 2, done.stderr[-3000:]
