@@ -5,6 +5,7 @@ import json
 import pytest
 
 from model.errors import UserError
+from pretrain.config.command_line import parse_command_line
 from pretrain.metrics.file import read_metrics
 from pretrain.run.hooks import Hook, load_hooks
 from tests.helpers.distributed import run_distributed
@@ -91,7 +92,8 @@ def test_what_is_no_hook(monkeypatch, tmp_path, name, line):
 
 @pytest.mark.parametrize("value", ["nope", "a b:C", "a:", "[3]"])
 def test_what_is_no_name_of_a_hook(value):
-    assert refused("--hooks", value).startswith("hooks")
+    with refused("hooks"):
+        parse_command_line(["--hooks", value])
 
 
 def test_two_of_one_name(small_folder, tmp_path):
