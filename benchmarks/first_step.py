@@ -79,7 +79,7 @@ def circles(root: Path) -> list[list[str]]:
     reach: dict[str, set[str]] = {}
     for module in graph.modules:
         reach[module] = graph.find_upstream_modules(module)
-    groups = collections.defaultdict(set)
+    groups: dict[str, set[str]] = collections.defaultdict(set)
     for module, found in reach.items():
         mutual = {other for other in found if module in reach[other]}
         if mutual:

@@ -1,6 +1,7 @@
 """Hooks of a user's own: by --hooks and by train(hooks=…); what they are given; what is no hook."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.helpers.distributed import run_distributed
 from tests.helpers.refusals import refused
 from tests.helpers.training import build, curve, fit, nano_run, session
 
-NOTED = []
+NOTED: list[tuple[int, dict[str, Any]]] = []
 
 
 class Notes(Hook):
