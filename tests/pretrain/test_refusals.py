@@ -32,10 +32,8 @@ def program() -> ModuleType:
         import pretrain.engine.quiet
         import pretrain.main
         import pretrain.run.preflight
-        from pretrain.engine.ds_config_schema import ds_config_class
     # What these import is no part of a refusal's time.
     pretrain.main.parse_command_line([])
-    ds_config_class()
     return pretrain.main
 
 
@@ -127,7 +125,7 @@ DS_CONFIGS: dict[str, tuple[Any, str]] = {
     "no object": (None, "holds null"),
     "misspelt in a block": (zero(overlap_com=True), "zero_optimization.overlap_com is unknown"),
     "no switch": (zero(overlap_comm="false"), "overlap_comm is 'false'"),
-    "out of range": (zero(stage3_max_live_parameters=-1), "give a number from 0"),
+    "out of range": (zero(stage3_max_live_parameters=-1), "give a whole number from 0"),
     "several": ({**zero(overlap_com=True), "csv_monitor": {"job_name": 5}}, "; csv_monitor.job_name is 5"),
 }
 
