@@ -44,7 +44,7 @@ from pretrain.runtime.same_code import check_agreement, code_hash
 from pretrain.runtime.signals import StopListener
 from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World, start_world
 from pretrain.utils.cache_folders import keep_compiled_code_private, private_cache
-from pretrain.utils.variables import check_variables
+from pretrain.utils.env_check import check_variables
 from pretrain.validation.hook import ValidationHook
 
 # Settings of zero_optimization that decide where in a rank's files a parameter lies.

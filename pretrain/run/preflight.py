@@ -15,9 +15,9 @@ from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
 from pretrain.extensions import extensions
 from pretrain.runtime.environment import check_threads, read_environment
+from pretrain.utils.env_check import check_variables
 from pretrain.utils.extras import check_installed
 from pretrain.utils.folders import refuse_other_kind
-from pretrain.utils.variables import check_variables
 
 
 def check_start(run: RunConfig) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from model.errors import UserError, shown
 from pretrain.runtime.environment import environment_rank, let_waiting_threads_sleep
 from pretrain.utils.cache_folders import keep_compiled_code_private
+from pretrain.utils.env_check import set_aside_compile_cache
 from pretrain.utils.extras import missing_extra
 from pretrain.utils.output import print_any_text
-from pretrain.utils.variables import set_aside_compile_cache
 
 BAD_INPUT = 2
 """Exit codes: after bad input, after Ctrl-C, and when the reader of the output has closed it."""

@@ -17,7 +17,7 @@ import psutil
 
 from model.errors import UserError, shown
 from pretrain.runtime.launchers import is_launcher
-from pretrain.utils.variables import check_variables
+from pretrain.utils.env_check import check_variables
 
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
