@@ -29,13 +29,6 @@ class Extension:
     name: str
     """As listed; also the name of its record."""
 
-    def check(self, run: RunConfig) -> None:
-        """Refuse settings with which the run would end later, before data is made and the ranks connect.
-
-        Raises:
-            UserError: what is wrong.
-        """
-
     def built_in_data(self, run: RunConfig, report: Callable[[object], None]) -> Path | None:
         """The folder of the built-in corpus for runs of the extension's kind, made if needed; None for other
         runs."""

@@ -7,13 +7,14 @@ import shlex
 from pathlib import Path
 
 from model.errors import UserError, closest
-from model.process_grid import check_world
+from model.parallel_plan import check_tensor_parallel, check_world
 from pretrain.checkpoint.object_store import check_mirror
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
-from pretrain.extensions import extensions
+from pretrain.evaluation.checks import check_evaluation
+from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.runtime.environment import check_threads, read_environment
 from pretrain.utils.env_check import check_variables
 from pretrain.utils.extras import check_installed
@@ -26,7 +27,7 @@ def check_start(run: RunConfig) -> None:
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
             validate on, a data_root that cannot be written, a batch that the ranks cannot share, a run
-            folder of another kind, what an extension refuses.
+            folder of another kind, tasks of an evaluation that do not exist.
     """
     launch = read_environment()
     refuse_other_kind(run.folder, "run", "name")
@@ -53,8 +54,8 @@ def check_start(run: RunConfig) -> None:
         run.build_model_config().context_length,
         launch.size // run.tensor_parallel,
     )
-    for extension in extensions():
-        extension.check(run)
+    if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
+        check_evaluation(run.evaluation)
 
 
 def check_settings(run: RunConfig) -> None:
@@ -64,14 +65,15 @@ def check_settings(run: RunConfig) -> None:
         UserError: see RunConfig.build_model_config, check_tensor_parallel and share_batch; rules, or a
             release, that do not fit the model or the run.
     """
-    from model.parallel_plan import check_tensor_parallel
-    from pretrain.optim.groups import GroupRates, run_groups  # imports torch
-
     model = run.build_model_config()
     check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
     share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
-    # Without rules every parameter follows the base schedule, whatever the model is.
-    GroupRates(run_groups(run, model) if run.lr_rules else [], run)
+    if not run.lr_rules:  # every parameter follows the base schedule, whatever the model is
+        LearningRateSchedule(run.schedule, run.steps)
+        return
+    from pretrain.optim.groups import GroupRates, run_groups  # imports torch
+
+    GroupRates(run_groups(run, model), run)
 
 
 def _check_corpus(folder: str, field: str) -> None:
