@@ -30,7 +30,6 @@ from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import format_yaml, read_json_object
 
 DEFAULT_RECIPE = "modern-micro"
-MOST_BATCH_TOKENS = 10**12
 Beta = Annotated[float, Field(ge=0, lt=1)]
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 NUM_LAYERS = "num_layers"
@@ -219,7 +218,7 @@ class CoreSettings:
     """Seeds the weights and the order of the data."""
     steps: Positive = 1000
     """Optimizer steps in the whole run."""
-    global_batch_tokens: Annotated[int, Field(gt=0, le=MOST_BATCH_TOKENS)] = 262144
+    global_batch_tokens: Positive = 262144
     """Tokens per optimizer step over all ranks; a multiple of the context length."""
     micro_batch: Positive | None = None
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""
