@@ -116,18 +116,17 @@ def train(
 
 
 def check_run(run: RunConfig, ds_config: str) -> dict[str, Any]:
-    """The ds_config in a file, in which no setting contradicts another or the run's. Imports DeepSpeed.
+    """The ds_config in a file, in which no setting contradicts another or the run's.
 
     Raises:
         UserError: what is set in the environment, the model, the ds_config, or both together.
     """
     check_environment()
     run.build_model_config()  # an unknown preset, or heads that do not divide
+    from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config
 
     checked = read_ds_config(ds_config)
-    from pretrain.engine.ds_config import check_against_run  # imports torch
-
     check_against_run(checked, run)
     return checked
 
@@ -157,6 +156,9 @@ def run_session(
     with listener.at_once():
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+        from pretrain.engine.quiet import quiet_deepspeed
+
+        quiet_deepspeed()  # before the modules below import it
         from pretrain.open_session import open_session
         from pretrain.report import build_metrics, closing, finished_already, opening
         from pretrain.runtime.control import Control
