@@ -28,9 +28,8 @@ SECONDS = 5
 def program() -> ModuleType:
     """pretrain/main.py, without what it does to the process that it is the main module of."""
     with mock.patch.object(sys, "path", [*sys.path]), mock.patch.dict(os.environ):
-        import pretrain.engine.ds_config_check
-        import pretrain.engine.quiet
         import pretrain.main
+        import pretrain.open_session  # which the tests replace
         import pretrain.run.preflight
     # What these import is no part of a refusal's time.
     pretrain.main.parse_command_line([])
