@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,9 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from pretrain.runtime.environment import let_waiting_threads_sleep  # noqa: E402
 
-let_waiting_threads_sleep()
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from benchmarks.helpers import command_line_of, seconds_of  # noqa: E402
 from model.config import ModelConfig  # noqa: E402

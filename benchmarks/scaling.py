@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -35,7 +36,6 @@ from benchmarks import throughput  # noqa: E402
 from benchmarks.helpers import parser_of, rank_variables, run_main, say, write  # noqa: E402
 from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
-from pretrain.runtime.environment import let_waiting_threads_sleep  # noqa: E402
 
 SWEEPS = {
     "context": [256, 512, 1024, 2048, 4096, 8192],
@@ -181,7 +181,7 @@ def table(name: str, rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Measure, print, write."""
-    let_waiting_threads_sleep()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     parser = parser_of(__doc__)
     parser.add_argument("--shape", choices=throughput.SHAPES, default="tiny")
     for name, values in SWEEPS.items():

@@ -51,6 +51,16 @@ def _cannot_split(batch: int, length: int, layer: int, ranks: int, multiple: int
     )
 
 
+def check_world(world_size: int, tensor_parallel: int) -> None:
+    """Refuse a degree that does not divide the number of ranks, naming those that do."""
+    if type(tensor_parallel) is not int or tensor_parallel < 1 or world_size % tensor_parallel:
+        valid = ", ".join(str(t) for t in range(1, world_size + 1) if world_size % t == 0)
+        raise UserError(
+            f"tensor_parallel: {tensor_parallel!r} does not divide the {world_size} rank"
+            f"{'s' * (world_size > 1)} of this run; valid values are {valid}"
+        )
+
+
 def check_tensor_parallel(
     config: ModelConfig, tensor_parallel: int, *, sequence_parallel: bool = False
 ) -> None:

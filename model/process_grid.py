@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from model.errors import UserError
+from model.parallel_plan import check_world
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,6 @@ class ProcessGrid:
 
 ALONE = ProcessGrid()
 """The grid of a model that is not sharded."""
-
-
-def check_world(world_size: int, tensor_parallel: int) -> None:
-    """Refuse a degree that does not divide the number of ranks, naming those that do."""
-    if type(tensor_parallel) is not int or tensor_parallel < 1 or world_size % tensor_parallel:
-        valid = ", ".join(str(t) for t in range(1, world_size + 1) if world_size % t == 0)
-        raise UserError(
-            f"tensor_parallel: {tensor_parallel!r} does not divide the {world_size} rank"
-            f"{'s' * (world_size > 1)} of this run; valid values are {valid}"
-        )
 
 
 def start_grid(

@@ -98,7 +98,7 @@ def train(
                 undo.enter_context(interpreter_restored())
                 undo.enter_context(torch_restored())
                 checked = check_run(run, find_ds_config(ds_config))
-                from pretrain.run.preflight import check_start
+                from pretrain.assembly.preflight import check_start
                 from pretrain.run.saved import SavedRun
 
                 check_start(run)
@@ -115,18 +115,17 @@ def train(
 
 
 def check_run(run: RunConfig, ds_config: str) -> dict[str, Any]:
-    """The ds_config in a file, in which no setting contradicts another or the run's. Imports DeepSpeed.
+    """The ds_config in a file, in which no setting contradicts another or the run's.
 
     Raises:
         UserError: what is set in the environment, the model, the ds_config, or both together.
     """
     check_environment()
     run.build_model_config()  # an unknown preset, or heads that do not divide
+    from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config
 
     checked = read_ds_config(ds_config)
-    from pretrain.engine.ds_config import check_against_run  # imports torch
-
     check_against_run(checked, run)
     return checked
 
@@ -154,6 +153,9 @@ def train_to_end(
     with listener.at_once():
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+        from pretrain.engine.quiet import quiet_deepspeed
+
+        quiet_deepspeed()  # before the modules below import it
         from pretrain.assembly.open_run import FinishedRun, open_run
         from pretrain.report import closing, finished_already
 

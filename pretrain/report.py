@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from model.attention import any_length
+from model.attention import any_length, flash_takes
 from model.errors import UserError
 from model.sampling import generate
 from pretrain.data.corpus import Corpus
-from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.engine.layout import weights_are_finite
 from pretrain.metrics.file import FILE_NAME
 from pretrain.run.hooks import Hook
@@ -90,11 +89,13 @@ def _fused(session: Session) -> str:
 
 
 def _attention_line(session: Session) -> str:
-    decisions = session.decisions
-    dtype = torch.bfloat16 if decisions.bf16 else torch.float32
-    device, mask = session.world.device, session.run.document_mask
-    kernels = attention_kernels(session.model_config, device, dtype, mask, decisions.attention.value)
-    return kernel_line(kernels)
+    """How attention is computed; in bf16 on a GPU also which heads are too wide for its fastest kernel."""
+    decisions, model = session.decisions, session.model_config
+    dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
+    wide = ", ".join(str(dim) for dim in sorted(dims) if not flash_takes(2, dim))
+    if session.world.device.type == "cuda" and decisions.bf16 and wide:
+        return f"{decisions.attention.value}, without flash for head dim {wide}"
+    return decisions.attention.value
 
 
 def _epochs(session: Session) -> list[str]:

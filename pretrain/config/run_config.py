@@ -17,7 +17,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from model.config import SCHEDULES, ModelConfig, Size
 from model.declared import Count, FromZero, Positive, declared, from_plain, to_plain
@@ -43,7 +43,6 @@ from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import format_yaml, read_json_object
 
 DEFAULT_RECIPE = "modern-micro"
-MOST_BATCH_TOKENS = 10**12
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 NUM_LAYERS = "num_layers"
 """Of ``architecture``, beside the fields of ModelConfig: changes the depth of a preset."""
@@ -123,7 +122,7 @@ class RunConfig:
     """Seeds the weights and the order of the data."""
     steps: Positive = 1000
     """Optimizer steps in the whole run."""
-    global_batch_tokens: Annotated[int, Field(gt=0, le=MOST_BATCH_TOKENS)] = 262144
+    global_batch_tokens: Positive = 262144
     """Tokens per optimizer step over all ranks; a multiple of the context length."""
     micro_batch: Positive | None = None
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""

@@ -22,7 +22,7 @@ from model.errors import UserError, closest, shown
 from model.presets import preset_names
 from pretrain.config.names import suggestion
 from pretrain.config.run_config import DEFAULT_RECIPE, NUM_LAYERS, RunConfig
-from pretrain.utils.parsing import QUOTE_COMMAS, key_text, plain_key, read_yaml
+from pretrain.utils.parsing import QUOTE_COMMAS, plain_key, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "pretrain" / "recipes"
@@ -120,19 +120,17 @@ def plain_value(value: Any, name: str) -> Any:
     lists, declared objects as mappings.
 
     Raises:
-        UserError: a value of another type, or two keys that are written alike; it names the setting.
+        UserError: a value of another type; it names the setting.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_plain(value)
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        plain: dict[Any, Any] = {}
-        for key, inner in value.items():
-            if key_text(key) in map(key_text, plain):
-                raise UserError(f"{name}: {shown(key)} is given twice; keep one")
-            plain[plain_key(plain_value(key, name))] = plain_value(inner, f"{name}.{shown(key, plain=True)}")
-        return plain
+        return {
+            plain_key(plain_value(key, name)): plain_value(inner, f"{name}.{shown(key, plain=True)}")
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [plain_value(item, name) for item in value]
     if value is None or type(value) in (bool, int, float, str):

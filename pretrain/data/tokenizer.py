@@ -16,7 +16,7 @@ import numpy as np
 
 from model.errors import UserError, shown
 from pretrain.data.tokenizer_files import check_ids, quietly, read_file
-from pretrain.utils.variables import check_variables
+from pretrain.utils.env_check import check_variables
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SENTENCEPIECE_FILE = "tokenizer.model"

@@ -7,15 +7,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parameters import parameter_specs
-from model.transformer import Fused
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config_check import BUCKETS
+
+if TYPE_CHECKING:
+    from model.transformer import Fused
 
 FP32_BYTES = 4
 SMALLEST_BUCKET, LARGEST_BUCKET = 5_000_000, 50_000_000
@@ -59,6 +60,8 @@ def auto_bucket(model: ModelConfig, tensor_parallel: int = 1) -> int:
     are computed, and little more than the embedding is left after the backward pass. The number is even, as
     DeepSpeed requires, and not above LARGEST_BUCKET.
     """
+    from model.parameters import parameter_specs  # imports torch
+
     blocks = [0] * model.num_layers
     largest = final_norm = 0
     for spec in parameter_specs(model).values():

@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from model.errors import UserError, closest, shown
-from pretrain.utils.extras import not_installed
+from pretrain.config.sections import EvaluationConfig
+from pretrain.utils.extras import check_installed, not_installed
 from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import MOST_BYTES, check_nesting
 
@@ -24,6 +25,20 @@ _WORDS = re.compile(rb"[^\s\"',\[\]]+")
 SUFFIXES = (".yaml", ".yml")
 MOST_FILES = 100_000
 """Files of a folder of tasks; lm-eval's own has some 15,000."""
+
+
+def check_evaluation(settings: EvaluationConfig) -> None:
+    """Refuse an evaluation in training that would fail later.
+
+    Raises:
+        UserError: lm-eval is not installed; tasks, or a folder, that do not exist.
+    """
+    check_installed("lm_eval", "evaluation.every")
+    try:
+        check_tasks(settings.tasks, settings.include_path)
+        existing_data_dir(settings.data_dir)
+    except UserError as error:
+        raise UserError(f"evaluation.{error}") from None  # its fields are those of the command
 
 
 def check_tasks(tasks: str, include_path: str | None) -> None:

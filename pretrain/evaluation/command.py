@@ -20,9 +20,9 @@ from pretrain.config.options import parse_options
 from pretrain.evaluation.checks import check_tasks, existing_data_dir, resolve_tasks
 from pretrain.hf.model_folder import check_model
 from pretrain.runtime.command import run_command
+from pretrain.utils.env_check import check_variables
 from pretrain.utils.files import write_atomically
 from pretrain.utils.text import labelled
-from pretrain.utils.variables import check_variables
 
 if TYPE_CHECKING:
     from pretrain.runtime.world import World

@@ -23,9 +23,9 @@ from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
 from pretrain.run.saved import SavedRun
+from pretrain.utils.env_check import check_variables
 from pretrain.utils.malloc import return_memory
 from pretrain.utils.text import labelled
-from pretrain.utils.variables import check_variables
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")

@@ -9,8 +9,7 @@ from typing import Any
 
 from model.config import ModelConfig
 from model.errors import UserError
-from model.parallel_plan import check_tensor_parallel
-from model.process_grid import check_world
+from model.parallel_plan import check_tensor_parallel, check_world
 from model.transformer import Fused
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig

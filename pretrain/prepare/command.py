@@ -28,9 +28,9 @@ from pretrain.prepare.sources.hub import HubDataset
 from pretrain.prepare.sources.pipes import pipes_as_files
 from pretrain.prepare.sources.with_validation import WithValidation
 from pretrain.runtime.command import run_command
+from pretrain.utils.env_check import check_variables
 from pretrain.utils.files import own_path
 from pretrain.utils.text import say
-from pretrain.utils.variables import check_variables
 
 DEFAULT_VOCABULARY = 4096
 # A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is more than validation needs.

@@ -7,16 +7,18 @@ import shlex
 from pathlib import Path
 
 from model.errors import UserError, closest
-from model.process_grid import check_world
+from model.parallel_plan import check_tensor_parallel, check_world
 from pretrain.checkpoint.object_store import check_mirror
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
-from pretrain.runtime.environment import check_threads, environment_rank, read_environment
+from pretrain.evaluation.checks import check_evaluation
+from pretrain.optim.schedule import LearningRateSchedule
+from pretrain.runtime.environment import check_threads, read_environment
+from pretrain.utils.env_check import check_variables
 from pretrain.utils.extras import check_installed
 from pretrain.utils.folders import refuse_other_kind
-from pretrain.utils.variables import check_variables
 
 
 def check_start(run: RunConfig) -> None:
@@ -25,7 +27,7 @@ def check_start(run: RunConfig) -> None:
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
             validate on, a data_root that cannot be written, a batch that the ranks cannot share, a run
-            folder of another kind, tasks that lm-eval does not know.
+            folder of another kind, tasks of an evaluation that do not exist.
     """
     launch = read_environment()
     refuse_other_kind(run.folder, "run", "name")
@@ -52,22 +54,8 @@ def check_start(run: RunConfig) -> None:
         run.build_model_config().context_length,
         launch.size // run.tensor_parallel,
     )
-    if run.evaluation.every:
-        _check_evaluation(run)
-
-
-def _check_evaluation(run: RunConfig) -> None:
-    """Refuse unknown tasks and folders that are missing. The first rank reads lm-eval's files for all."""
-    if environment_rank():
-        return
-    from pretrain.evaluation.checks import check_tasks, existing_data_dir
-
-    check_installed("lm_eval", "evaluation.every")
-    try:
-        check_tasks(run.evaluation.tasks, run.evaluation.include_path)
-        existing_data_dir(run.evaluation.data_dir)
-    except UserError as error:
-        raise UserError(f"evaluation.{error}") from None  # its fields are those of the command
+    if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
+        check_evaluation(run.evaluation)
 
 
 def check_settings(run: RunConfig) -> None:
@@ -77,14 +65,15 @@ def check_settings(run: RunConfig) -> None:
         UserError: see RunConfig.build_model_config, check_tensor_parallel and share_batch; rules, or a
             release, that do not fit the model or the run.
     """
-    from model.parallel_plan import check_tensor_parallel
-    from pretrain.optim.groups import GroupRates, run_groups  # imports torch
-
     model = run.build_model_config()
     check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
     share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
-    # Without rules every parameter follows the base schedule, whatever the model is.
-    GroupRates(run_groups(run, model) if run.lr_rules else [], run)
+    if not run.lr_rules:  # every parameter follows the base schedule, whatever the model is
+        LearningRateSchedule(run.schedule, run.steps)
+        return
+    from pretrain.optim.groups import GroupRates, run_groups  # imports torch
+
+    GroupRates(run_groups(run, model), run)
 
 
 def _check_corpus(folder: str, field: str) -> None:

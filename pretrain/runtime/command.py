@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 from model.errors import UserError, shown
-from pretrain.runtime.environment import environment_rank, let_waiting_threads_sleep
+from pretrain.runtime.environment import environment_rank
 from pretrain.utils.cache_folders import keep_compiled_code_private
+from pretrain.utils.env_check import set_aside_compile_cache
 from pretrain.utils.extras import missing_extra
 from pretrain.utils.output import print_any_text
-from pretrain.utils.variables import set_aside_compile_cache
 
 BAD_INPUT = 2
 """Exit codes: after bad input, after Ctrl-C, and when the reader of the output has closed it."""
@@ -94,8 +94,9 @@ def prepare_process() -> None:
 
     Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
     Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
-    number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here. Threads sleep
-    while they wait (see let_waiting_threads_sleep).
+    number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here. OpenMP's
+    threads sleep while they wait, unless OMP_WAIT_POLICY is set: beside one other busy process spinning ones
+    lose two thirds of a run's speed (docs/performance.md).
     """
     other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
     if other and os.environ.get("PYTHONUTF8") != "1":
@@ -103,7 +104,7 @@ def prepare_process() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     print_any_text()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    let_waiting_threads_sleep()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     set_aside_compile_cache()
     with contextlib.suppress(UserError):  # raised again where something is compiled
         keep_compiled_code_private()

@@ -17,13 +17,11 @@ import psutil
 
 from model.errors import UserError, shown
 from pretrain.runtime.launchers import is_launcher
-from pretrain.utils.variables import check_variables
+from pretrain.utils.env_check import check_variables
 
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
 DEFAULT_PORT = 29500
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables by which OpenMP's libraries, GNU's and Intel's, decide how their threads wait."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +125,6 @@ def check_threads(threads: int | None) -> None:
             f"threads: {shown(threads)} is not valid; give 1 to {most} CPU threads per rank "
             f"({THREADS_PER_CORE} for each core of this machine), or leave it out"
         )
-
-
-def let_waiting_threads_sleep() -> None:
-    """Let OpenMP's threads sleep while they wait, instead of spinning, unless the environment decides it.
-
-    Call it before torch is imported. The number of threads and the results do not change.
-
-    Spinning is faster only on a machine that does nothing else for as long as the run lasts, and takes two
-    thirds of the speed beside one other busy process (docs/performance.md).
-    """
-    if not any(name in os.environ for name in WAITING):
-        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:

@@ -26,7 +26,6 @@ from model.errors import UserError, shown
 from pretrain.runtime.environment import Launch
 from pretrain.runtime.hardware import detect_device
 from pretrain.utils.text import labelled
-from pretrain.utils.variables import check_variables
 
 KEY = "head_schedules/device"
 HEARING = timedelta(seconds=5)
@@ -216,7 +215,6 @@ def _own_device() -> tuple[torch.device, dict[str, str]]:
     device, problem = torch.device("cpu"), ""
     try:
         device = detect_device()
-        check_variables(BACKENDS[device.type], "gloo")
     except UserError as error:
         problem = str(error)
     name = ""

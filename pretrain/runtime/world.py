@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from model.errors import UserError
-from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
+from model.parallel_plan import check_world
+from model.process_grid import ALONE, ProcessGrid, start_grid
 from pretrain.config.sections import InterruptionConfig
 from pretrain.runtime.environment import check_environment, rendezvous_port
 from pretrain.runtime.hardware import available_cores

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from pretrain.utils.env_check import check_variables
 from pretrain.utils.files import atomic_file
-from pretrain.utils.variables import check_variables
 
 
 @contextmanager

@@ -80,10 +80,8 @@ def heavy_imports() -> None:
     quiet_libraries()
     for name in HEAVY.split():
         importlib.import_module(name)
-    from pretrain.engine.ds_config_schema import ds_config_class
     from pretrain.evaluation import scores
 
-    ds_config_class()
     manager = scores.task_manager()
     scores.task_manager = lambda include_path=None: manager  # type: ignore[assignment]
 

@@ -9,8 +9,9 @@ import torch.distributed as dist
 
 from model.errors import UserError
 from model.initialization import initialize
+from model.parallel_plan import check_world
 from model.presets import preset
-from model.process_grid import ALONE, check_world, start_grid
+from model.process_grid import ALONE, start_grid
 from model.transformer import Transformer
 from tests.helpers.distributed import ROOT, run_distributed
 

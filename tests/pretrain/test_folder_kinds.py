@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pretrain.assembly.preflight import check_start
 
 from model.presets import preset
 from pretrain import convert
 from pretrain.config.command_line import parse_command_line
 from pretrain.prepare import command as prepare
-from pretrain.run.preflight import check_start
 from pretrain.study import command as study
 from pretrain.utils.folders import KINDS, kinds_of
 from tests.helpers.corpora import contents

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.attention import Attention, any_length, local_mask
+from model.attention import Attention, local_mask
 from model.config import ModelConfig, block
 from model.exchange import QueryForm
 from model.initialization import initialize
@@ -16,7 +16,6 @@ from model.process_grid import ALONE
 from model.rotary import RotaryTables
 from model.transformer import Transformer
 from pretrain.engine.compiling import compile_network
-from pretrain.engine.kernels import attention_kernels
 from tests.helpers.gpus import GPU, REHEARSED, needs_gpus
 
 DEVICES = ["cpu", pytest.param(GPU, id="gpu", marks=needs_gpus(1))]
@@ -167,13 +166,3 @@ def test_the_kernel_of_every_published_head_dim(dim):
     if KERNELS[dim] != FLASH:
         with pytest.warns(UserWarning, match="less than or equal to 256"), pytest.raises(RuntimeError):
             attend(dim, FLASH)
-
-
-@needs_gpus(1)
-@pytest.mark.skipif(REHEARSED, reason="a CPU has other kernels")
-def test_the_kernels_that_the_opening_lines_name():
-    with any_length():  # cuDNN's is left out in training, too
-        found = attention_kernels(preset("config-7-124m"), torch.device(GPU), torch.bfloat16, False)
-    assert found["memory-efficient"] == [384]
-    others = [dim for name, dims in found.items() if name != "memory-efficient" for dim in dims]
-    assert sorted(others) == [64, 96, 192]

@@ -17,7 +17,7 @@ from model.errors import UserError
 from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
 from pretrain.data.sources.source import Document, TextSource, Unit
 from pretrain.prepare.sources.readers import ROWS, column_of, plain_values
-from pretrain.utils.variables import check_variables
+from pretrain.utils.env_check import check_variables
 
 # Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
 # at its Parquet row groups, which takes a look into every file.

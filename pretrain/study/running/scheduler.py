@@ -146,9 +146,9 @@ def check_runs(study: Study) -> None:
             pretrain/run/preflight.py, and open_data.
     """
     from pretrain.assembly.data import open_data
+    from pretrain.assembly.preflight import check_settings, check_start
     from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config
-    from pretrain.run.preflight import check_settings, check_start
 
     ds_config = read_ds_config(ds_config_path(study))
     opened = set()

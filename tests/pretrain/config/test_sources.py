@@ -268,7 +268,6 @@ def test_a_section_may_be_an_object():
         ),
         ({"architecture": {"kv_heads": "2,x"}}, "architecture.kv_heads: 'x' in '2,x' is not valid"),
         ({"architecture": {"local_window": [0]}}, "architecture.local_window.0: 0 is not valid"),
-        ({"growth": {"schedule": {100: "2x4", "100": "4x4"}}}, "growth.schedule: '100' is given twice"),
         ({"growth": {"schedule": {"100": "2x4", "0100": "4x4"}}}, "growth.schedule: step 100 is given twice"),
         ({8: 3}, "8: not the name of a setting"),
     ],

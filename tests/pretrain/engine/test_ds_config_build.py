@@ -57,10 +57,10 @@ def build(config, folder):
 
 
 def built(config, folder, timeout=120):
-    """What is taken by the check builds and trains with finite numbers."""
+    """What is taken by the check builds and trains with finite numbers, or DeepSpeed refuses it."""
     result = run_distributed(build, 1, config, str(folder), timeout=timeout)[0]
     if isinstance(result, str):
-        assert result == "refused by the check", (result, config)
+        assert result.startswith("refused"), (result, config)
     else:
         assert all(math.isfinite(number) for number in result), (result, config)
     return result

@@ -14,17 +14,22 @@ from hypothesis import strategies as st
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.ds_config import EngineSettings, bf16_by, merge_ds_config
-from pretrain.engine.ds_config_check import check_ds_config, read_ds_config, simplified
-from pretrain.engine.ds_config_schema import REFUSED, ds_config_class, setting_paths
+from pretrain.engine.ds_config_check import (
+    NOT_SUPPORTED,
+    check_ds_config,
+    read_ds_config,
+    simplified,
+    supported_keys,
+)
 from pretrain.engine.memory.micro_batch import plan_batch
-from tests.helpers.fuzzing import fixed, seeded
+from tests.helpers.fuzzing import fixed
 from tests.pretrain.engine import ds_configs as made
 from tests.pretrain.engine.ds_configs import HUGGING_FACE, ROOT, SHIPPED, merged, shipped
 
 ZERO = "zero_optimization"
 BLOCKS = [ZERO, f"{ZERO}.offload_optimizer", f"{ZERO}.offload_param", "timers.throughput"]
 BLOCKS += ["bf16", "data_types", "timers", "flops_profiler", "comms_logger", "csv_monitor", "tensorboard"]
-BLOCKS += ["aio", "checkpoint", "checkpoint.parallel_write"]
+BLOCKS += ["aio"]
 
 
 def refusal(tmp_path, config):
@@ -59,16 +64,17 @@ SAID = [
     ({"a\nb\u001b": 1}, "a\\nb\\x1b is unknown"),
     ({"bf16": {"enabled": None}}, 'bf16.enabled is null … true, false or "auto"'),
     (zero(offload_optimizer={"device": "gpu"}), 'offload_optimizer.device is \'gpu\' … "device": "cpu"'),
-    (zero(reduce_bucket_size=-1), "reduce_bucket_size is -1 … give a number from 1"),
-    (zero(allgather_bucket_size=3), "allgather_bucket_size is 3 … give a multiple of 2"),
+    (zero(reduce_bucket_size=-1), "reduce_bucket_size is -1 … give a whole number from 1"),
+    (zero(reduce_bucket_size=5.5), "reduce_bucket_size is 5.5 … give a whole number from 1"),
     ({"timers": {"throughput": {"enable": 1}}}, "did you mean 'timers.throughput.enabled'?"),
-    ({"checkpoint": {"tag_validation": "perhaps"}}, "tag_validation is 'perhaps' … Warn"),
+    ({"log_level": "loud"}, "log_level is 'loud' … give one of debug, info"),
+    ({"data_types": {"grad_accum_dtype": "fp16"}}, "grad_accum_dtype is 'fp16' … fp32 or bf16"),
     (zero(stage=True), "zero_optimization.stage is true … 1, 2 and 3"),
     (zero(stage=0), "zero_optimization.stage is 0 … 1, 2 and 3"),
     (zero(offload_param={"device": "cpu"}), "offload_param … the stage is 2 … zero3_offload.json"),
     ({"train_batch_size": True}, "train_batch_size is true … a whole number"),
     (zero(prefetch_bucket_size=5), "did you mean 'zero_optimization.stage3_prefetch_bucket_size'?"),
-    ({"bfloat16": {"enabled": True}}, "did you mean 'bf16'?"),
+    ({"bfloat16": {"enabled": True}}, 'bfloat16 is {"enabled": true}; write "bf16"'),
     ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "optimizer is { … use --optimizer.*"),
 ]
 
@@ -87,11 +93,11 @@ def test_a_block_is_a_mapping(tmp_path, path):
         assert f"{path} is " in text and "give a mapping" in text
 
 
-@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("path", NOT_SUPPORTED)
 def test_what_is_refused_says_what_to_write_and_is_left_out_while_it_is_off(tmp_path, path):
     for value in (True, {"x": 1}):
         text = refusal(tmp_path, merged(shipped("zero3"), at(path, value)))
-        assert f"{path} is " in text and REFUSED[path] in text
+        assert f"{path} is " in text and NOT_SUPPORTED[path] in text
     block = path.rpartition(".")[0]
     left = merged(shipped("zero3"), at(block, {}) if block else {})
     for value in (False, None, 0, "auto", {"enabled": False, "x": 1}):
@@ -103,7 +109,7 @@ FILES = {
     '{"zero_optimization": {"stage": 2, "stage": 3}}': "gives 'stage' twice",
     '{"zero_optimization": {"reduce_bucket_size": NaN}}': "reduce_bucket_size: nan is not valid",
     '{"a": 1,}': "is not valid JSON",
-    json.dumps({"log_level": "\ud800"}): "invalid JSON",
+    json.dumps({"log_level": "\ud800"}): "log_level is '\\ud800'",
 }
 
 
@@ -118,7 +124,6 @@ def test_everything_is_listed_at_once(tmp_path):
     text = refusal(tmp_path, merged(shipped(), HUGGING_FACE) | {"gradient_cliping": 1, "bf16": 5})
     for part in ("gradient_cliping", "bf16 is 5", "optimizer is ", "scheduler is "):
         assert part in text
-    assert refusal(tmp_path, shipped() | {f"gradient_clippin{i}": 1 for i in range(10_000)})
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -172,23 +177,19 @@ def test_the_documentations_table(tmp_path, block, happens, instead):
             assert simplified(config) == shipped("zero3")
 
 
-def test_the_top_level_has_every_name_that_deepspeed_reads():
+def test_deepspeed_knows_every_key_that_is_supported():
+    """Or it would be ignored."""
     from deepspeed.runtime import config, constants
-    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    paths = setting_paths(ds_config_class())
-    assert set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS) <= set(paths)
-    assert {f"zero_optimization.{name}" for name in config._REMOVED_ZERO_CONFIG_KEYS} <= set(paths)
-    # Every name in its constants that has a default is a setting, at the top level or in a block.
-    with_default = [name.removesuffix("_DEFAULT") for name in vars(constants) if name.endswith("_DEFAULT")]
-    names = {getattr(constants, name) for name in with_default if hasattr(constants, name)}
-    known = {path.rpartition(".")[2] for path in paths}
-    inside_blocks = {"type", "params", "legacy_fusion", "lower_precision_safe_modules"}
-    inside_blocks |= {name for kind in DeepSpeedConfigModel.__subclasses__() for name in kind.model_fields}
-    unread = {"check_overflow"}
-    assert not names - unread - inside_blocks - known
     source = Path(config.__file__).read_text(encoding="utf-8")
-    assert set(re.findall(r"""param_dict(?:\.get\(|\[)['"](\w+)['"]""", source)) <= known
+    named = {value for name, value in vars(constants).items() if name.isupper() and isinstance(value, str)}
+    named |= set(re.findall(r"""param_dict(?:\.get\(|\[)['"](\w+)['"]""", source))
+    zero = {field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items()}
+    paths = [path.split(".") for path in supported_keys()]
+    assert {path[1] for path in paths if path[0] == ZERO and len(path) == 2} <= zero
+    elsewhere = {"aio", "comms_logger", "csv_monitor", "flops_profiler", "tensorboard", "timers"}
+    assert {path[0] for path in paths} - named == elsewhere, "read by modules of their own"
 
 
 def test_deepspeeds_own_defaults_are_taken(tmp_path):
@@ -209,36 +210,22 @@ def default_run():
     return run, model, plan_batch(run.global_batch_tokens, 2, model, 1, 1 << 30, "cpu")
 
 
-def checked(config, path):
-    """One example through the check, from a file: taken or refused in one line, within 5 seconds."""
-    run, model, plan = default_run()
-    path.write_text(json.dumps(config))
-    try:
-        taken = read_ds_config(str(path))
-    except UserError as error:
-        assert str(error).isprintable(), error
-    else:
-        assert simplified(taken) == taken and not check_ds_config(taken)
-        EngineSettings.of(run, taken, bool(bf16_by(run, taken)), model)
-        with contextlib.suppress(UserError):
-            merge_ds_config(taken, run, plan, False, model)
-    # From memory NaN and infinity arrive too.
-    assert all(text.isprintable() for text in check_ds_config(config))
-    return path
+def test_fuzzed(tmp_path):
+    """Taken or refused in one line."""
+    path = tmp_path / "fuzzed.json"
 
-
-def taken_or_refused(path):
     @given(st.one_of(made.ds_configs(), made.accepted_ds_configs()))
     def test(config):
-        checked(config, path)
+        run, model, plan = default_run()
+        path.write_text(json.dumps(config))
+        try:
+            taken = read_ds_config(str(path))
+        except UserError as error:
+            assert str(error).isprintable(), error
+        else:
+            assert simplified(taken) == taken and not check_ds_config(taken)
+            EngineSettings.of(run, taken, bool(bf16_by(run, taken)), model)
+            with contextlib.suppress(UserError):
+                merge_ds_config(taken, run, plan, False, model)
 
-    return test
-
-
-def test_fuzzed(tmp_path):
-    fixed(taken_or_refused(tmp_path / "fuzzed.json"), examples=200)
-
-
-@pytest.mark.slow
-def test_fuzzed_at_length(tmp_path):
-    seeded(taken_or_refused(tmp_path / "fuzzed.json"), examples=2000)
+    fixed(test, examples=200)

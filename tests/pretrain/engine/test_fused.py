@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from model.presets import preset
-from pretrain.engine.kernels import attention_kernels, kernel_line
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
 from tests.helpers.training import curve, nano_run, session
-
-NANO = preset("prism-nano")
-
 
 SLOW = [
     ("all", 2, 1, "--micro_batch 1"),
@@ -57,14 +51,3 @@ def assert_no_more_than_rounding(data, runs, changed, flags, ranks, stage):
         assert one.keys() == other.keys()
         for name, bound in (("train_loss", 2e-6), ("val_loss", 2e-6), ("grad_norm", 2e-5)):
             assert other.get(name, 0) == pytest.approx(one.get(name, 0), rel=bound), name
-
-
-def test_the_kernels_of_a_cpu():
-    cpu = torch.device("cpu")
-    found = attention_kernels(preset("prism-124m"), cpu, torch.float32, False)
-    assert kernel_line(found) == "flash (head dim 64, 96, 128, 256)"
-    windowed = preset("gptneo-tiny")
-    assert attention_kernels(windowed, cpu, torch.bfloat16, True) == {"flash": [16]}
-    in_blocks = {"products over blocks of queries": [16]}
-    assert attention_kernels(windowed, cpu, torch.bfloat16, False, "blocks") == in_blocks
-    assert attention_kernels(windowed, cpu, torch.bfloat16, True, "blocks") == {"flash": [16]}, "documents"

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from pretrain.assembly.preflight import check_start
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sections import EvaluationConfig
 from pretrain.evaluation import checks
-from pretrain.run.preflight import check_start
 
 pytest.importorskip("lm_eval")
 

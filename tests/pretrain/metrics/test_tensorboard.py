@@ -6,10 +6,10 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from pretrain.assembly.preflight import check_start
 
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.tensorboard import FOLDER, TensorBoardLogger
-from pretrain.run.preflight import check_start
 from tests.helpers.refusals import refused
 from tests.helpers.training import nano_run
 

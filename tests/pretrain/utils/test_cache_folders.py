@@ -12,7 +12,7 @@ import pytest
 
 from model.errors import UserError
 from pretrain.utils.cache_folders import keep_compiled_code_private, private_cache, private_folder_problem
-from pretrain.utils.variables import VARIABLES, check_variables
+from pretrain.utils.env_check import VARIABLES, check_variables
 from tests.helpers.launch import launch
 from tests.helpers.training import nano_arguments
 
@@ -45,11 +45,11 @@ HOSTILE = [
 def test_folders_that_others_can_write_to(monkeypatch, tmp_path, how, reason):
     folder = str(planted(tmp_path / "cache", **how))
     assert reason in str(private_folder_problem(folder))
-    for variable in VARIABLES:
-        for name in variable.names.split() if variable.problem is private_folder_problem else ():
+    for name, (use, find_problem) in VARIABLES.items():
+        if find_problem is private_folder_problem:
             monkeypatch.setenv(name, folder)
             with pytest.raises(UserError, match=rf"^{name}: .*{reason}.*unset it$"):
-                check_variables(variable.use)
+                check_variables(use)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
     chosen, note = private_cache(folder, "code")
     assert chosen == f"{tmp_path}/mine/head_schedules/code" and private_folder_problem(chosen) is None

@@ -4,10 +4,10 @@ import os
 from dataclasses import replace
 
 import pytest
+from pretrain.assembly.preflight import check_start
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
-from pretrain.run.preflight import check_start
 
 BATCH = 8 * 256
 RUN = RunConfig(architecture={"context_length": 256}, global_batch_tokens=BATCH)
