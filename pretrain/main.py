@@ -45,7 +45,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
         ds_config = check_run(run, command.ds_config)
-        from pretrain.assembly.preflight import check_settings, check_start  # imports torch
+        from pretrain.assembly.preflight import check_settings, check_start
 
         if command.print_config:
             if rank == 0:

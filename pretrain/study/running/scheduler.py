@@ -143,7 +143,7 @@ def check_runs(study: Study) -> None:
 
     Raises:
         UserError: see read_ds_config, rank_numbers, check_settings and check_start of
-            pretrain/run/preflight.py, and open_data.
+            pretrain/assembly/preflight.py, and open_data.
     """
     from pretrain.assembly.data import open_data
     from pretrain.assembly.preflight import check_settings, check_start
