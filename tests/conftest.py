@@ -33,7 +33,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # asks for. A file can also say so itself: pytestmark = pytest.mark.takes_time.
 SLOW_MODULES = (
     "deepspeed",
-    "docs.draw_architecture",
     "matplotlib",
     "pretrain.plots",
     "pretrain.study",

@@ -183,7 +183,7 @@ class RunConfig:
     written into the run folder's profile/, on a GPU with a snapshot of its memory."""
     hooks: HookNames = ()
     """Hooks of your own, as module:class, such as my_module:MyHook; training alone imports them. See
-    docs/hooks.md."""
+    docs/architecture.md."""
     name: str | None = None
     """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
     runs_dir: str = "runs"

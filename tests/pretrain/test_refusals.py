@@ -28,9 +28,8 @@ SECONDS = 5
 def program() -> ModuleType:
     """pretrain/main.py, without what it does to the process that it is the main module of."""
     with mock.patch.object(sys, "path", [*sys.path]), mock.patch.dict(os.environ):
+        import pretrain.assembly.open_run  # which the tests replace
         import pretrain.assembly.preflight
-        import pretrain.open_session  # which the tests replace
-
         import pretrain.main
     # What these import is no part of a refusal's time.
     pretrain.main.parse_command_line([])
@@ -74,7 +73,7 @@ def refusal(
     began = time.perf_counter()
     with (
         mock.patch.dict(os.environ, clean | (environment or {}), clear=True),
-        mock.patch("pretrain.assembly.open_run.open_session", past_the_checks),
+        mock.patch("pretrain.assembly.open_run.open_run", past_the_checks),
         pytest.raises(SystemExit) as ended,
     ):
         try:
@@ -190,7 +189,7 @@ def test_what_is_fine_is_not_refused(program, files):
     clean = {name: value for name, value in os.environ.items() if name not in NAMES}
     with (
         mock.patch.dict(os.environ, clean, clear=True),
-        mock.patch("pretrain.assembly.open_run.open_session", past_the_checks),
+        mock.patch("pretrain.assembly.open_run.open_run", past_the_checks),
         pytest.raises(AssertionError, match="taken: next the ranks meet"),
     ):
         program.main(arguments, mock.Mock(at_once=contextlib.nullcontext), 0)

@@ -275,6 +275,6 @@ def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
     assert main(["run", file, "--dry_run"]) == 2
     assert "error: data: 'mine' has no meta.json" in capsys.readouterr().err
     opened = []
-    monkeypatch.setattr("pretrain.run.data.open_data", lambda run, report: opened.append(run.data))
+    monkeypatch.setattr("pretrain.assembly.data.open_data", lambda run, report: opened.append(run.data))
     assert main(["run", file, "--dry_run"]) == 0
     assert opened == ["mine"]
