@@ -1,5 +1,5 @@
-"""A process that has imported the libraries, which takes several seconds, and that tests fork others from: the
-workers of distributed.py and the ranks of launch.py."""
+"""A process that has imported the libraries, which takes several seconds; the workers of
+distributed.py and the ranks of launch.py are its forks."""
 
 from __future__ import annotations
 
