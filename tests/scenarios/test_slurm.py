@@ -83,21 +83,19 @@ def test_two_nodes_give_the_curve_of_one(cluster, small_folder, tmp_path, whole,
     assert curve(tmp_path / "nano") == whole
 
 
-@pytest.mark.parametrize("name", ["USR1", "TERM"])
-def test_a_signal_is_saved_requeued_and_continued(cluster, small_folder, tmp_path, whole, name):
+def test_a_signal_is_saved_requeued_and_continued(cluster, small_folder, tmp_path, whole):
     job = submit(cluster, small_folder, tmp_path)
     job.wait_for("step  6/16")
-    job.signal(name)
+    job.signal("USR1")
     job.wait_for("requeued, to continue automatically")
     check_continued(job, tmp_path, whole)
     assert "Traceback" not in job.log
 
 
-@pytest.mark.parametrize("background", ["true", "false"])
-def test_during_a_save(cluster, small_folder, tmp_path, whole, background):
+def test_during_a_save(cluster, small_folder, tmp_path, whole):
     """The ranks are stopped where files of a checkpoint are half written, get the signal, and go on from
     there."""
-    settings = f"--checkpoint.background {background} --checkpoint.every 3"
+    settings = "--checkpoint.background true --checkpoint.every 3"
     job = submit(cluster, small_folder, tmp_path, settings)
     job.wait_for("step  1/16")
     ranks = ranks_of(job)
