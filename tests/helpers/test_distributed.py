@@ -25,12 +25,6 @@ def process_and_random_state() -> tuple[int, float, int]:
     return os.getpid(), torch.rand(1).item(), torch.get_num_threads()
 
 
-def group_count() -> int:
-    dist.new_group([0, 1])
-    dist.barrier()  # a rank that went on at once would close a group that the other is still connecting
-    return len(dist.distributed_c10d._world.pg_map)
-
-
 def environment() -> tuple[str, ...]:
     return tuple(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
@@ -65,10 +59,6 @@ def test_workers_are_reused_and_start_every_call_alike() -> None:
     assert first == second
     assert all(threads == 1 for _, _, threads in second)
     assert len({pid for pid, _, _ in second}) == 2
-
-
-def test_groups_do_not_pile_up() -> None:
-    assert run_distributed(group_count, 2) == run_distributed(group_count, 2) == [2, 2]
 
 
 def test_failing_rank_shows_its_traceback_and_output() -> None:
