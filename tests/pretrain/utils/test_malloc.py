@@ -28,8 +28,8 @@ print(start_world(1, False).device.type)
 
 
 def printed(prepare, **variables):
-    """The last two words: what *prepare* prints, and the page faults of a tensor after a larger one was freed;
-    with *variables* the first alone."""
+    """The last two words: what *prepare* prints, and the page faults of a tensor after a larger one was
+    freed; with *variables* the first alone."""
     kept = {
         name: os.environ[name] for name in os.environ if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
     }
