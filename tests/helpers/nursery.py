@@ -84,7 +84,7 @@ def run_script(command: list[str], environment: dict[str, str], cwd: Path, log: 
     except SystemExit:
         raise
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         sys.exit(1)
     finally:
         atexit._run_exitfuncs()
