@@ -30,18 +30,18 @@ def main() -> None:
     with one_trainer("--compile", "false", *flags) as one:
         session, engine = one.session, one.trainer.engine
         run = session.run
-        diagnostics = next(hook for hook in session.hooks if isinstance(hook, Diagnostics))
+        diagnostics = next(hook for hook in one.trainer.hooks if isinstance(hook, Diagnostics))
         for index in range(options.rounds + 1):
             steps.append(one.seconds(one.step))
-            looks.append(one.seconds(lambda: diagnostics.run(engine, session.state)))
+            looks.append(one.seconds(lambda: diagnostics.run(engine, session.state, {})))
             if index == 0:  # the first of each fills caches
                 print(f"first step {steps.pop():.3f} s, first look {looks.pop():.3f} s")
     write(options.out, {"model": run.model, "steps": steps, "looks": looks})
     step, look = statistics.median(steps), statistics.median(looks)
     default = RunConfig().diagnostics_every
     print(
-        f"{run.model}: {session.model.num_parameters():,} parameters, {session.tokens_per_step:,} tokens a "
-        "step"
+        f"{run.model}: {session.model_config.num_parameters():,} parameters, {session.tokens_per_step:,} "
+        "tokens a step"
     )
     print(
         f"step {step:.3f} s, look {look:.3f} s ({run.diagnostics.sequences} windows); medians of {len(steps)}"

@@ -27,7 +27,6 @@ from model.rotary import Table  # noqa: E402
 from pretrain.config.model_file import named_model  # noqa: E402
 from pretrain.growth.edit import Change, changed_model  # noqa: E402
 from pretrain.growth.hook import Growth  # noqa: E402
-from pretrain.run.folder import prepare_run_folder  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,12 +47,12 @@ def main() -> None:
     growing = ["--growth.criterion", options.criterion, "--growth.calibration", "1", *flags]
     with trainer_of(model, options.micro_batch, *growing) as one:
         session, trainer = one.session, one.trainer
-        [hook] = [hook for hook in session.hooks if isinstance(hook, Growth)]
+        [hook] = [hook for hook in trainer.hooks if isinstance(hook, Growth)]
 
         def check() -> None:
             """The first check again: what it decides is not done."""
             growth, captured = copy.deepcopy(session.state.records), hook._captured
-            hook.run(trainer.engine, session.state)
+            hook.run(trainer.engine, session.state, {})
             session.state.records, hook._captured = growth, captured
 
         one.step()
@@ -63,28 +62,26 @@ def main() -> None:
             steps.append(one.seconds(one.step))
             checks.append(one.seconds(check))
         step, checking = statistics.median(steps), statistics.median(checks)
-        parameters = session.model.num_parameters()
+        parameters = session.model_config.num_parameters()
         print(
             f"{options.model}: {parameters:,} parameters at the start; a step of "
             f"{session.tokens_per_step:,} tokens {step:.3f} s, a check {checking:.3f} s: "
             f"{checking / (options.every * step + checking):.2%} of the time at one every {options.every} "
             "steps"
         )
-        heads = session.model.heads
+        heads = session.model_config.heads
         changes = [Change(layer, count, "grow") for layer, count in enumerate(heads)]
         session.state.record("growth")["pending"] = [vars(change) for change in changes]
-        prepare_run_folder(session.run, session.data, session.decisions, session.world)
         saving = one.seconds(trainer._save)
-        trainer._next_model = changed_model(session.model, changes)
+        trainer._next_model = changed_model(session.model_config, changes)
         changing = one.seconds(trainer._change_model)
         after = one.seconds(one.step)
         print(
             f"an event: {saving + changing:.1f} s ({saving:.1f} s to write the checkpoint, {changing:.1f} s "
-            f"to build the engine and read it); {session.model.num_parameters():,} parameters after it, "
-            "the first step "
-            f"{after:.3f} s"
+            f"to build the engine and read it); {session.model_config.num_parameters():,} parameters after "
+            f"it, the first step {after:.3f} s"
         )
-        largest = session.run.largest_model_config(session.model)
+        largest = session.run.largest_model_config(session.model_config)
     preallocated = preallocated_steps(largest, heads, options.micro_batch, options.steps, flags)
     print(
         f"preallocated: {largest.num_parameters():,} parameters from the start; a step with the same heads "

@@ -33,7 +33,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from model.config import ModelConfig
-    from pretrain.engine.build import build_engine
+    from pretrain.engine.build import build_engine, build_network, build_run_optimizer
     from pretrain.engine.ds_config import merge_ds_config
     from pretrain.engine.ds_config_check import read_ds_config
     from pretrain.engine.memory.micro_batch import plan_batch
@@ -59,7 +59,8 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     def train(config: ModelConfig, steps: int) -> None:
         chosen: Any = {"compiled": run.compile is True}
         chosen |= {name: value for name in ("fused", "attention") if (value := getattr(run, name)) != "auto"}
-        engine = build_engine(run, config, merged, world.grid, **chosen)
+        network = build_network(run, config, merged, world.grid, **chosen)
+        engine = build_engine(run, network, build_run_optimizer(run, network, merged), merged, world.grid)
         engine.train()
         generator = torch.Generator().manual_seed(world.data_rank)
         shape = (plan.micro_batch, config.context_length)

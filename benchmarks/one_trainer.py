@@ -24,15 +24,12 @@ let_waiting_threads_sleep()
 
 from benchmarks.helpers import command_line_of, seconds_of  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
+from pretrain.assembly.open_run import open_run  # noqa: E402
 from pretrain.data.loader import BatchPrefetcher  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
-from pretrain.engine.patches import prepare_deepspeed  # noqa: E402
 from pretrain.engine.quiet import quiet_deepspeed  # noqa: E402
-from pretrain.metrics.session import Metrics  # noqa: E402
-from pretrain.open_session import build_session  # noqa: E402
-from pretrain.run.data import open_data  # noqa: E402
 from pretrain.run.session import Session  # noqa: E402
-from pretrain.runtime.world import start_world  # noqa: E402
+from pretrain.runtime.signals import StopListener  # noqa: E402
 from pretrain.trainer import Trainer  # noqa: E402
 
 ZERO2 = str(ROOT / "ds_configs/zero2.json")
@@ -84,13 +81,10 @@ def one_trainer(*flags: str) -> Iterator[OneTrainer]:
         )
         run = command.run
         quiet_deepspeed()
-        prepare_deepspeed()
-        world = start_world(run.threads, run.deterministic, run.tensor_parallel, run.sequence_parallel)
-        session = build_session(run, read_ds_config(command.ds_config), open_data(run, print), world)
-        with Metrics(session.run.folder, total_steps=run.steps, mode="disabled") as metrics:
-            trainer = Trainer(session, metrics)
+        listener = StopListener()
+        with open_run(run, read_ds_config(command.ds_config), listener) as trainer:
+            assert isinstance(trainer, Trainer)
+            session = trainer.session
             trainer._data_checked = True  # its saves do not wait for the corpora's hashes
-            trainer.engine = trainer._build_engine()
-            trainer.engine.train()
             with BatchPrefetcher(lambda index: session.micro_batch(0, index), start=0) as batches:
                 yield OneTrainer(session, trainer, batches)

@@ -71,10 +71,9 @@ def train_ours(request: Request) -> None:
     from pretrain.engine.quiet import quiet_deepspeed
 
     quiet_deepspeed()
-    from pretrain.open_session import open_session
-    from pretrain.report import build_metrics
+    from pretrain.assembly.open_run import open_run
     from pretrain.run.hooks import Hook, HookResult
-    from pretrain.runtime.control import Control
+    from pretrain.run.session import Session
     from pretrain.runtime.signals import StopListener
     from pretrain.trainer import Trainer
 
@@ -102,28 +101,29 @@ def train_ours(request: Request) -> None:
         flags = [f"--{name}={value}" for name, value in values.items()]
         command = command_line_of(*flags, *request["flags"])
         listener = StopListener()
-        with open_session(command.run, read_ds_config(command.ds_config), listener) as session:
-            turns = Turns(session.world.device, session.tokens_per_step)
 
-            def last_loss() -> float:
+        class Pacer(Hook):
+            name = "pacer"
+
+            def __init__(self, session: Session) -> None:
+                self.session, self.turns = session, Turns(session.world.device, session.tokens_per_step)
+
+            def before_step(self, engine: Any, state: Any) -> HookResult:
+                if state.step:
+                    self.turns(self.last_loss)
+                return HookResult()
+
+            def last_loss(self) -> float:
+                assert isinstance(trainer, Trainer)
                 trainer.log.flush()
-                if not session.world.is_main:  # which alone writes metrics
+                if not self.session.world.is_main:  # which alone writes metrics
                     return math.nan
-                rows = (session.run.folder / "metrics.jsonl").read_text().splitlines()
+                rows = (self.session.run.folder / "metrics.jsonl").read_text().splitlines()
                 return float(json.loads(rows[-1])["train_loss"])
 
-            class Pacer(Hook):
-                name = "pacer"
-
-                def before_step(self, engine: Any, state: Any) -> HookResult:
-                    if state.step:
-                        turns(last_loss)
-                    return HookResult()
-
-            session.hooks.append(Pacer())
-            with build_metrics(session) as metrics:
-                trainer = Trainer(session, metrics, Control(session.world, listener))
-                trainer.fit()
+        with open_run(command.run, read_ds_config(command.ds_config), listener, [Pacer]) as trainer:
+            assert isinstance(trainer, Trainer)
+            trainer.fit()
 
 
 def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

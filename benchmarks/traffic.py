@@ -41,7 +41,7 @@ from model.linears import joint_columns  # noqa: E402
 from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Fused, Transformer  # noqa: E402
 from pretrain.config.model_file import named_model  # noqa: E402
-from pretrain.config.run_config import MuonConfig  # noqa: E402
+from pretrain.config.sections import MuonConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
 from pretrain.optim.orthogonal import orthogonalized  # noqa: E402
 

@@ -2,7 +2,7 @@
 
     python examples/own_hook.py
 
-An extension adds settings and records to such hooks (examples/best_loss, docs/architecture.md).
+examples/best_loss.py is a hook that remembers something from one session to the next.
 """
 
 import math
@@ -16,12 +16,12 @@ class WeightNorms(Hook):
     name = "weight_norms"
 
     def __init__(self, session: Session) -> None:
-        self.layers = session.model.num_layers
+        self.layers = session.model_config.num_layers
 
     def due(self, step: int) -> bool:
         return step % 10 == 0
 
-    def run(self, engine, state) -> HookResult:
+    def run(self, engine, state, figures) -> HookResult:
         squares = [0.0] * self.layers
         for name, weight in engine.module.named_parameters():
             if name.endswith("attention.q.weight"):

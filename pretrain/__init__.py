@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from model.errors import UserError
+    from pretrain.checkpoint.state import Record, TrainingState
     from pretrain.config.run_config import RunConfig
     from pretrain.library import recipe, train
     from pretrain.metrics.file import read_metrics
-    from pretrain.run.hooks import Hook, HookResult
+    from pretrain.run.hooks import Hook, HookResult, IntervalHook
     from pretrain.run.saved import SavedRun
     from pretrain.run.session import Session
 
 __all__ = [
     "Hook",
     "HookResult",
+    "IntervalHook",
+    "Record",
     "RunConfig",
     "SavedRun",
     "Session",
+    "TrainingState",
     "UserError",
     "read_metrics",
     "recipe",
@@ -36,6 +40,9 @@ _PLACES = {
     "read_metrics": "pretrain.metrics.file",
     "Hook": "pretrain.run.hooks",
     "HookResult": "pretrain.run.hooks",
+    "IntervalHook": "pretrain.run.hooks",
+    "Record": "pretrain.checkpoint.state",
+    "TrainingState": "pretrain.checkpoint.state",
     "SavedRun": "pretrain.run.saved",
     "Session": "pretrain.run.session",
 }

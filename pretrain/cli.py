@@ -3,8 +3,7 @@
     head-schedules train --config micro --name first
     head-schedules study run direction-small --parallel 2
 
-``head-schedules plan`` is ``python -m pretrain.plan``, and so on. The commands of extensions are named in
-pretrain/extensions.py.
+``head-schedules plan`` is ``python -m pretrain.plan``, and so on.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import NoReturn
 
 from model.errors import UserError, closest, shown
 from pretrain.config.command_line import CommandParser
-from pretrain.extensions import EXTENSIONS
 from pretrain.runtime.command import run_command
 
 PROGRAM = "head-schedules"
@@ -30,14 +28,22 @@ SHELLS = {
     "bash": f"{PROGRAM} completion bash > ~/.local/share/bash-completion/completions/{PROGRAM}",
     "zsh": f"{PROGRAM} completion zsh > ~/.{PROGRAM}.zsh, and source it in ~/.zshrc",
 }
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "convert": ("pretrain.convert", "checkpoints to Hugging Face format, and back"),
+    "evaluate": ("pretrain.evaluation.command", "zero-shot scores, with lm-eval"),
+    "diagnose": ("pretrain.diagnostics.command", "attention and more of runs, by layer"),
+    "growth": ("pretrain.growth.__main__", "what grew, and what each head is worth"),
+    "plot": ("pretrain.plots.command", "curves of runs, side by side"),
+    "presets": ("pretrain.presets", "the models that there are, and pictures of them"),
+    "prepare": ("pretrain.prepare.command", "a corpus from your text, or from the hub"),
+    "plan": ("pretrain.plan.command", "memory, communication and time of a run"),
+    "generate": ("pretrain.generate", "continue a text with a trained model"),
+    "study": ("pretrain.study.command", "variants over seeds: run, report, how many"),
+}
+"""Module with a ``main`` and description of each command beside train."""
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w.]*")
 WORDS = re.compile(r"^    ([a-z]\w*)  ", re.MULTILINE)
 """Subcommands, as argparse lists them."""
-
-
-def commands() -> Mapping[str, tuple[str, str]]:
-    """Module and description of each extension's command, by name."""
-    return {name: found for listed in EXTENSIONS for name, found in listed.commands.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     name = given[0] if given else "--help"
     if name == "train":
         _train(given[1:])
-    if name in commands():
-        run: Callable[[list[str] | None], int] = importlib.import_module(commands()[name][0]).main
+    if name in COMMANDS:
+        run: Callable[[list[str] | None], int] = importlib.import_module(COMMANDS[name][0]).main
         if arguments is not None:
             return run(given[1:])
         del sys.argv[1]
@@ -64,7 +70,7 @@ def _own(arguments: list[str]) -> None:
     )
     version = importlib.metadata.version("head-schedules")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
-    every = {"train": TRAIN} | {name: text for name, (_, text) in commands().items()}
+    every = {"train": TRAIN} | {name: text for name, (_, text) in COMMANDS.items()}
     every["completion"] = COMPLETION
     if arguments and not arguments[0].startswith("-") and arguments[0] not in every:
         valid = ", ".join(every) + closest(arguments[0], every)
@@ -96,7 +102,7 @@ def completion(shell: str) -> str:
 
     It holds the names that there are now: print it anew after an update.
     """
-    names = ["train", *commands(), "completion"]
+    names = ["train", *COMMANDS, "completion"]
     cases = [f"    {name}) words={_quoted(_words(name))} ;;" for name in names if name != "completion"]
     cases.append(f"    completion) words={_quoted(SHELLS)} ;;")
     lines = [
@@ -143,5 +149,5 @@ def _help(name: str, arguments: list[str]) -> str:
 
             parse_command_line([*arguments, "--help"])
         else:
-            importlib.import_module(commands()[name][0]).main([*arguments, "--help"])
+            importlib.import_module(COMMANDS[name][0]).main([*arguments, "--help"])
     return text.getvalue()

@@ -13,7 +13,6 @@ checkpoints, metrics and what is printed are the same, and calling it again cont
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -72,7 +71,7 @@ def train(
         run: the settings, from ``recipe`` or RunConfig.
         ds_config: a DeepSpeed configuration: a file, or the name of one in ds_configs/.
         hooks: called with the session, each gives a Hook (pretrain/run/hooks.py): a class that takes a
-            session will do. They come after those of the settings, and a continued run needs them again.
+            session will do. They come after those of ``run.hooks``, and a continued run needs them again.
 
     Returns:
         The newest checkpoint, opened for reading. ``.load_model()`` is the network with its weights,
@@ -105,7 +104,7 @@ def train(
                 check_start(run)
             folder = run.folder
             again = ["--config", str(folder / "config.yaml"), "--ds_config", str(folder / "ds_config.json")]
-            run_session(run, checked, listener, again, hooks=hooks, process_ends=False)
+            train_to_end(run, checked, listener, again, hooks, process_ends=False)
     except Stopped as stopped:
         if stopped.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(stopped.reason) from stopped
@@ -132,12 +131,11 @@ def check_run(run: RunConfig, ds_config: str) -> dict[str, Any]:
     return checked
 
 
-def run_session(
+def train_to_end(
     run: RunConfig,
     ds_config: dict[str, Any],
     listener: StopListener,
     arguments: list[str],
-    notes: Iterable[str] = (),
     hooks: Iterable[Callable[[Session], Hook]] = (),
     process_ends: bool = True,
 ) -> None:
@@ -146,43 +144,31 @@ def run_session(
     Args:
         ds_config: what check_run returned.
         arguments: of a command that would continue the run.
-        notes: printed before the first step.
         hooks: see train.
         process_ends: whether the process ends after this. Else the engine is let go, and threads are ended.
 
     Raises:
-        UserError: as open_session and Trainer.fit.
+        UserError: as open_run and Trainer.fit.
         Stopped: *listener* was asked to stop; what was trained is saved.
     """
     with listener.at_once():
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.open_session import open_session
-        from pretrain.report import build_metrics, closing, finished_already, opening
-        from pretrain.runtime.control import Control
-        from pretrain.runtime.watchdog import Watchdog
-        from pretrain.trainer import Trainer
+        from pretrain.assembly.open_run import FinishedRun, open_run
+        from pretrain.report import closing, finished_already
 
-    with open_session(run, ds_config, listener) as session:
-        world = session.world
-        if session.finished:
+    with open_run(run, ds_config, listener, hooks) as opened:
+        world = opened.session.world
+        if isinstance(opened, FinishedRun):
             if world.is_main:
-                world.say(*finished_already(session, arguments))
-            session.store.start_mirror(world.say)  # what its last session did not copy
-            if left := session.store.stop_mirror(lambda: listener.reason is not None):
+                world.say(*finished_already(opened.session, arguments))
+            opened.store.start_mirror(world.say)  # what its last session did not copy
+            if left := opened.store.stop_mirror(lambda: listener.reason is not None):
                 world.say(labelled("mirror", left))
             return
-        session.hooks += [make(session) for make in hooks]
-        if world.is_main:
-            world.say(*opening(session), *(labelled("note", note) for note in notes))
-        hang_seconds = 60 * run.interruption.hang_minutes
-        with contextlib.ExitStack() as ending:
-            metrics = ending.enter_context(build_metrics(session))
-            # A folder for each session: the stacks of an earlier one stay.
-            began = world.broadcast(time.strftime("%Y-%m-%d_%H-%M-%S"))
-            with Watchdog(hang_seconds, run.folder / "stacks" / began, world.rank) as watchdog:
-                trainer = Trainer(session, metrics, Control(world, listener, watchdog))
-                if not process_ends:
-                    ending.callback(trainer.close)
-                trainer.fit()
-            world.say(*closing(trainer, arguments))
+        try:
+            opened.fit()
+            world.say(*closing(opened, arguments))
+        finally:
+            if not process_ends:
+                opened.close()

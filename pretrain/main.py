@@ -18,7 +18,7 @@ if __name__ == "__main__" and __spec__ is None:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pretrain.config.command_line import parse_command_line
-from pretrain.library import check_run, run_session
+from pretrain.library import check_run, train_to_end
 from pretrain.runtime.command import INTERRUPTED, prepare_process
 from pretrain.runtime.environment import environment_rank
 from pretrain.runtime.exit import end_after, leave
@@ -53,7 +53,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print(run.to_recipe(), end="")
             return
         check_start(run)
-    run_session(run, ds_config, listener, arguments)
+    train_to_end(run, ds_config, listener, arguments)
 
 
 def start() -> NoReturn:

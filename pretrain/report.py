@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,14 @@ import torch
 from model.attention import any_length
 from model.errors import UserError
 from model.sampling import generate
-from pretrain.config.run_config import RunConfig, group_and_seed
 from pretrain.data.corpus import Corpus
 from pretrain.engine.kernels import attention_kernels, kernel_line
 from pretrain.engine.layout import weights_are_finite
-from pretrain.extensions import extensions
-from pretrain.metrics.file import last_step
-from pretrain.metrics.session import Metrics
-from pretrain.run.extension import Extension
+from pretrain.metrics.file import FILE_NAME
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.continuing import continue_command
-from pretrain.runtime.hardware import MEASURED, describe_device, peak_flops
+from pretrain.runtime.hardware import describe_device
 from pretrain.runtime.signals import Stopped
 from pretrain.runtime.watched import run_watched
 from pretrain.utils.output import shielded
@@ -36,10 +32,17 @@ if TYPE_CHECKING:
 FUSED = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
 
 
-def opening(session: Session) -> list[str]:
+def opening(
+    session: Session, hooks: Sequence[Hook], resumed_from: Path | None, notes: Sequence[str]
+) -> list[str]:
     """Lines about the run, its data and its devices, printed before the first step. For rank 0; not
-    collective."""
-    run, model, batch, world = session.run, session.model, session.batch, session.world
+    collective.
+
+    Args:
+        resumed_from: the checkpoint that the session goes on from.
+        notes: what the user should know, a line each.
+    """
+    run, model, batch, world = session.run, session.model_config, session.batch, session.world
     decisions, settings = session.decisions, session.decisions.settings
     where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
@@ -67,13 +70,13 @@ def opening(session: Session) -> list[str]:
         ),
         *(("epochs", line) for line in _epochs(session)),
     ]
-    last: list[tuple[str, object]] = [("note", note) for note in session.notes]
-    if session.resumed_from:
+    last: list[tuple[str, object]] = [("note", note) for note in notes]
+    if resumed_from:
         seen = f"step {session.state.step:,}, {session.state.sequences:,} sequences seen"
-        last.insert(0, ("resume", f"from {session.resumed_from} ({seen})"))
+        last.insert(0, ("resume", f"from {resumed_from} ({seen})"))
     return [
         *(labelled(*line) for line in lines),
-        *(line for extension in extensions() for line in extension.opening(session)),
+        *(line for hook in hooks for line in hook.opening(session)),
         *(labelled(*line) for line in last),
     ]
 
@@ -81,7 +84,7 @@ def opening(session: Session) -> list[str]:
 def _fused(session: Session) -> str:
     """What is fused; not the head and loss of a classifier, which are small, nor of ranks that share both."""
     text = FUSED[session.decisions.fused.value]
-    if session.model.classes is None and session.world.tensor_parallel == 1:
+    if session.model_config.classes is None and session.world.tensor_parallel == 1:
         return text
     return text.removesuffix("head and loss").rstrip("; ") or "nothing"
 
@@ -89,9 +92,8 @@ def _fused(session: Session) -> str:
 def _attention_line(session: Session) -> str:
     decisions = session.decisions
     dtype = torch.bfloat16 if decisions.bf16 else torch.float32
-    kernels = attention_kernels(
-        session.model, session.world.device, dtype, session.run.document_mask, decisions.attention.value
-    )
+    device, mask = session.world.device, session.run.document_mask
+    kernels = attention_kernels(session.model_config, device, dtype, mask, decisions.attention.value)
     return kernel_line(kernels)
 
 
@@ -125,70 +127,9 @@ def finished_already(session: Session, arguments: list[str]) -> list[str]:
     step, folder = session.state.step, session.run.folder
     more = continue_command(arguments, 2 * step)
     return [
-        *_results(extensions(), session),
+        *_curves(session, again=False),
         f"{folder} is already finished at step {step:,}" + f"; to go on: {more}" * bool(more),
     ]
-
-
-def _mfu_line(flops: float, peak: float, source: str) -> str:
-    """What MFU refers to, and whether it compares with that of another session."""
-    line = labelled(
-        "MFU",
-        f"= tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
-        f"{peak / 1e12:,.3g} TFLOP/s ({source})",
-    )
-    if source.startswith(MEASURED):
-        line += "; a peak measured anew by every session: compare tokens/s between sessions, and not MFU"
-    return line
-
-
-def build_metrics(session: Session) -> Metrics:
-    """Build the metrics of a session, with MFU against the peak of all devices together. Collective.
-
-    Raises:
-        UserError: the run's metrics.jsonl is not a file that can be read.
-    """
-    world, run = session.world, session.run
-    flops = session.model.flops_per_token()
-    peak = None
-    world.once(lambda: last_step(run.folder))  # a file that cannot be read is refused by all ranks at once
-    if world.is_main:
-        per_device, source = peak_flops(
-            world.device, torch.bfloat16 if session.decisions.bf16 else torch.float32
-        )
-        peak = per_device * world.size
-        world.say(_mfu_line(flops, peak, source))
-    study, variant = _study(run), group_and_seed(run.run_name)[0]
-    return Metrics(
-        run.folder,
-        total_steps=run.steps,
-        start_step=session.state.step,
-        main=world.is_main,
-        flops_per_token=flops,
-        peak_flops=peak,
-        every_seconds=run.logging.seconds,
-        tensorboard=run.logging.tensorboard,
-        mode=run.logging.wandb,
-        project=run.logging.wandb_project,
-        config={
-            "run": run.to_dict(),
-            "model": session.model.to_json(),
-            "decisions": session.decisions.to_plain(),
-        },
-        group=study or variant,
-        tags=[
-            *[variant] * bool(study),
-            Path(run.model).stem,
-            f"zero{session.decisions.settings.stage}",
-            session.decisions.dtype.value,
-        ],
-    )
-
-
-def _study(run: RunConfig) -> str | None:
-    """The name of the study that a run is part of."""
-    folder = Path(run.runs_dir)
-    return folder.resolve().name if (folder / "study.yaml").is_file() else None
 
 
 def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
@@ -217,32 +158,44 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
                 sample += run_watched(lambda: _sample_lines(trainer), world)
             if not world.is_main:
                 return []
-            lines += [*_results(session.hooks, session), *sample, *_results(extensions(), session)]
+            lines += [*_results(trainer.hooks, session), *sample, *_curves(session)]
     except Stopped as stopped:
         lines.append(labelled("stopped", f"({stopped.reason}) after the last save; the rest is left out"))
     lines.append(
         labelled(
             "saved",
             f"{run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "
-            f"checkpoints/{session.store.path(state.step).name}",
+            f"checkpoints/{trainer.store.path(state.step).name}",
         )
     )
     commands: dict[str, str] = {}
-    with shielded("further commands", lines.append):
-        for extension in extensions():
-            following = extension.next_commands(session).items()
-            commands |= {word: _python(*command) for word, command in following}
+    if session.data.is_text:
+        commands["convert"] = _python("pretrain.convert", str(run.folder), "--out", f"hf/{run.run_name}")
+        commands["evaluate"] = _python("pretrain.evaluation", str(run.folder), "--tasks", "hellaswag,piqa")
     if more := continue_command(arguments, 2 * run.steps):
         commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]
 
 
-def _results(parts: Iterable[Hook | Extension], session: Session) -> list[str]:
-    """The closing lines of hooks or extensions, or a note on each that has failed."""
+def _results(hooks: Iterable[Hook], session: Session) -> list[str]:
+    """The closing lines of hooks, or a note on each that has failed."""
     lines: list[str] = []
-    for part in parts:
-        with shielded(f"results of {part.name}", lines.append):
-            lines += part.closing(session)
+    for hook in hooks:
+        with shielded(f"results of {hook.name}", lines.append):
+            lines += hook.closing(session)
+    return lines
+
+
+def _curves(session: Session, again: bool = True) -> list[str]:
+    """Draw the run's curves, *again* if they were drawn before; the picture's path, or why there is none."""
+    folder = session.run.folder
+    lines: list[str] = []
+    picture = folder / "plots" / "training.png"
+    if (folder / FILE_NAME).is_file() and (again or not picture.is_file()):
+        with shielded("results of plots", lines.append):
+            from pretrain.plots.command import draw_runs  # matplotlib
+
+            lines.append(labelled("plots", f"{draw_runs([folder], picture)}"))
     return lines
 
 
@@ -267,8 +220,8 @@ def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
         ids = generate(
             engine,
             [session.data.tokenizer.end_of_document],
-            min(tokens, session.model.context_length),
-            session.model.context_length,
+            min(tokens, session.model_config.context_length),
+            session.model_config.context_length,
             temperature=0.8,
             top_p=0.95,
             seed=session.run.seed,

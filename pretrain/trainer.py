@@ -1,8 +1,8 @@
-"""The training loop. Read ``fit`` from top to bottom: build, resume, then step, measure, save until the
-end."""
+"""The training loop. Read ``fit`` from top to bottom: step, measure, save until the end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,23 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.checkpoint.reshard import load_resharded
-from pretrain.checkpoint.state import read_features
+from pretrain.checkpoint.store import CheckpointStore
 from pretrain.data.hashes import HashCheck, files_seen
 from pretrain.data.loader import BatchPrefetcher
-from pretrain.engine.build import build_engine, free_memory, take_apart
+from pretrain.engine.build import (
+    build_engine,
+    build_network,
+    build_run_optimizer,
+    free_memory,
+    take_apart,
+)
 from pretrain.engine.compiling import compiled_graphs
 from pretrain.engine.patches import guarded_updates
-from pretrain.extensions import extensions
+from pretrain.growth.edit import note_changed, open_changed
+from pretrain.metrics.file import read_metrics
 from pretrain.metrics.session import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
-from pretrain.run.extension import open_checkpoint
-from pretrain.run.folder import prepare_run_folder
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Batch, Session
 from pretrain.runtime.continuing import report_progress
@@ -35,21 +40,30 @@ class Trainer:
     """Trains the model of a session.
 
     Args:
-        session: the opened run, with its data, checkpoints and hooks.
+        session: the opened run.
+        engine: DeepSpeed's, which holds the model as the last session left it.
+        store: the run's checkpoints.
+        hooks: in the order in which they are called.
         metrics: where figures and messages go.
-        control: passes requests to stop; without it there are none.
+        control: passes requests to stop.
     """
 
-    def __init__(self, session: Session, metrics: Metrics, control: Control | None = None) -> None:
-        self.session, self.metrics = session, metrics
-        self.control = control or Control(session.world)
-        self.run, self.state, self.store = session.run, session.state, session.store
+    def __init__(
+        self,
+        session: Session,
+        engine: Any,
+        store: CheckpointStore,
+        hooks: Sequence[Hook],
+        metrics: Metrics,
+        control: Control,
+    ) -> None:
+        self.session, self.engine, self.store = session, engine, store
+        self.hooks, self.metrics, self.control = hooks, metrics, control
+        self.run, self.state = session.run, session.state
         self.guard = SpikeGuard(self.run.skip_spikes, **self.state.recent)
         self.log = StepLog(
             metrics, session.world, session.tokens_per_step, self.state.seconds, self.state.step
         )
-        self.engine: Any = None
-        """The DeepSpeed engine, once fit has built it; it holds the model."""
         self._next_model: ModelConfig | None = None
         self.hashes: Any = None
         """The HashCheck of the corpora, once fit has begun it."""
@@ -71,7 +85,7 @@ class Trainer:
             Stopped: the session was asked to stop; a checkpoint of its last step was written.
         """
         session, run, state, control = self.session, self.run, self.state, self.control
-        self.engine = self._build()
+        self.hashes = self._check_hashes()
         self.store.start_mirror(self.metrics.message)
         first_sequence = state.sequences
         with (
@@ -97,7 +111,7 @@ class Trainer:
                 if not writing and (self.store.under_way or not self._data_checked):
                     with self.metrics.pause():
                         self._finish_checkpoint()
-                state.pending = [hook.name for hook in session.hooks if hook.due(state.step)]
+                state.pending = [hook.name for hook in self.hooks if hook.due(state.step)]
                 stop = stop or self._run_hooks()
                 if self._due(run.logging.every):
                     self.log.flush()
@@ -126,32 +140,12 @@ class Trainer:
             del engine
             free_memory(compiled=bool(self.session.decisions.compile.value))
 
-    def _build(self) -> Any:
-        """The run's folder and engine; weights, optimizer and hooks as the last session left them."""
-        session, folder = self.session, self.session.resumed_from
-        prepare_run_folder(self.run, session.data, session.decisions, session.world)
-        corpora = [corpus for corpus, _ in session.data.all_corpora()]
-        seen = session.world.gather(files_seen(corpora))
-        first = seen.index(seen[session.world.rank]) == session.world.rank  # of those who see the same files
-        self.hashes = HashCheck(corpora if first else [], self.run.folder)
-        engine = self._build_engine()
-        if folder:
-            if session.reshape:
-                load_resharded(engine, folder, session.world, open_checkpoint, session.optimizer_anew)
-                self._loaded()
-            else:
-                self.store.load(engine, folder)
-            saved = read_features(folder)
-            for hook in session.hooks:
-                hook.restore(saved)
-        engine.train()
-        return engine
-
-    def _build_engine(self) -> Any:
-        """An engine of the session's model, with the weights of its seed."""
-        session, decisions = self.session, self.session.decisions
-        ds_config = decisions.ds_config.value
-        return build_engine(self.run, session.model, ds_config, session.world.grid, **decisions.kernels())
+    def _check_hashes(self) -> HashCheck:
+        """Begin to compare the corpora with their hashes, on one rank of those that see the same files."""
+        world = self.session.world
+        corpora = [corpus for corpus, _ in self.session.data.all_corpora()]
+        seen = world.gather(files_seen(corpora))
+        return HashCheck(corpora if seen.index(seen[world.rank]) == world.rank else [], self.run.folder)
 
     def _save_and_change(self, stop: Stopped | None, due: bool) -> None:
         """Begin a checkpoint if one is *due*, asked for or needed; then go on with the model that a hook
@@ -177,26 +171,23 @@ class Trainer:
             take_apart(engine)
             del engine  # or its memory would still be held while the next one is built
             free_memory()
-            session.model, self.state.model = model, model.to_json()
-            self.engine = self._build_engine()
-            folder = self.store.path(self.state.step)
-            load_resharded(self.engine, folder, session.world, open_checkpoint)
-            self._loaded()
-            for hook in session.hooks:
+            session.model_config, self.state.model = model, model.to_json()
+            merged, grid = session.decisions.ds_config.value, session.world.grid
+            network = build_network(self.run, model, merged, grid, **session.decisions.kernels())
+            optimizer = build_run_optimizer(self.run, network, merged)
+            self.engine = build_engine(self.run, network, optimizer, merged, grid)
+            load_resharded(self.engine, self.store.path(self.state.step), session.world, open_changed)
+            note_changed(self.state)
+            for hook in self.hooks:
                 hook.reshaped(model)
             self.metrics.throughput.flops_per_token = model.flops_per_token()
             self.engine.train()
-
-    def _loaded(self) -> None:
-        """The engine holds what the extensions made of the checkpoint."""
-        for extension in extensions():
-            extension.loaded(self.state)
 
     def _before_step(self) -> dict[str, Any]:
         """Call the hooks before the next step, and return their figures."""
         figures: dict[str, Any] = {}
         with self.metrics.pause():
-            for hook in self.session.hooks:
+            for hook in self.hooks:
                 result = hook.before_step(self.engine, self.state)
                 figures |= result.figures
                 self._say(result)
@@ -209,7 +200,7 @@ class Trainer:
             This rank's mean cross-entropy, [1], and with a z loss what that adds, [2]; on the device.
         """
         engine, world, accumulation = self.engine, self.session.world, self.session.batch.accumulation
-        total = torch.zeros(1 + bool(self.session.model.z_loss), device=world.device)
+        total = torch.zeros(1 + bool(self.session.model_config.z_loss), device=world.device)
         for micro in range(accumulation):
             batch = next(batches)
             tensors = [tensor.to(world.device, non_blocking=True) for tensor in batch]
@@ -271,23 +262,35 @@ class Trainer:
             A request to stop that came in the middle; the rest stays pending. Or None.
         """
         state = self.state
-        hooks: dict[str, Hook] = {hook.name: hook for hook in self.session.hooks}
+        hooks: dict[str, Hook] = {hook.name: hook for hook in self.hooks}
+        figures: dict[str, Any] = {}
         while state.pending:
             if hook := hooks.get(state.pending[0]):  # one that this session has turned off is left out
-                self.log.read()
+                figures = self._figures() | figures
                 try:
                     with (
                         self.metrics.pause(),
                         self.control.interruptible(self.engine, f"{hook.name} at step {state.step}"),
                     ):
-                        result = hook.run(self.engine, state)
+                        result = hook.run(self.engine, state, figures)
                 except Stopped as stop:
                     return stop
+                figures |= result.figures
                 self.log.flush(result.figures)
                 self._say(result)
                 self._next_model = result.model or self._next_model
             state.pending = state.pending[1:]
         return None
+
+    def _figures(self) -> dict[str, Any]:
+        """The row of the newest step so far; of a step of an earlier session as metrics.jsonl has it."""
+        row = self.log.read()
+        if row is None:
+            step, folder = self.state.step, self.run.folder
+            row = self.session.world.once(
+                lambda: next((row for row in read_metrics(folder) if row["step"] == step), {})
+            )
+        return row
 
     def _save(self, asked: bool = True) -> None:
         """Begin a checkpoint of this step.
@@ -308,7 +311,7 @@ class Trainer:
             )
             return
         state.seconds, state.recent = self.log.seconds, self.guard.recent()
-        tensors = {name: tensor for hook in self.session.hooks for name, tensor in hook.state().items()}
+        tensors = {name: tensor for hook in self.hooks for name, tensor in hook.state().items()}
         with self.metrics.pause():
             self._finish_checkpoint()  # the one before
             self.control.heartbeat(f"saving step {state.step}")

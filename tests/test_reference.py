@@ -3,14 +3,14 @@
 import dataclasses
 
 from docs import reference
-from pretrain.cli import commands
+from pretrain.cli import COMMANDS
 from pretrain.config.run_config import RunConfig
 
 
 def test_every_command_has_its_help(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = reference.commands_page()
-    assert page.count("```text\nusage: python -m pretrain.") == len(commands()) + 5  # subcommands of study
+    assert page.count("```text\nusage: python -m pretrain.") == len(COMMANDS) + 5  # subcommands of study
     assert "### study report" in page
     assert "--train_tokenizer" in page
 

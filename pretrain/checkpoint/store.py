@@ -28,7 +28,7 @@ from pretrain.checkpoint.manifest import verify, write_manifest
 from pretrain.checkpoint.mirror import Mirror, has_room, restore_lost
 from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, TrainingState, read_state, understood
 from pretrain.checkpoint.writer import RecordingCheckpointEngine
-from pretrain.config.run_config import CheckpointConfig
+from pretrain.config.sections import CheckpointConfig
 from pretrain.engine.build import in_a_collective
 from pretrain.runtime.world import World
 from pretrain.utils.files import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -66,7 +66,7 @@ class LearningRateRule:
     time."""
     ramp: FromZero = 0.0
     """Length over which the factor then returns to 1, in equal steps; 0 is at once."""
-    release: str = "hold"
+    release: Literal["hold", "maturity"] = "hold"
     """hold: after the hold. maturity: when the lower half of the layers has settled
     (diagnostics/maturity.py)."""
     latest: FromZero | None = None
@@ -155,7 +155,8 @@ class LearningRateRule:
 
 
 def parse_rules(entries: Sequence[Any]) -> tuple[LearningRateRule, ...]:
-    """Read the rules of a recipe: mappings with the fields of LearningRateRule, or names in NAMED_RULES.
+    """Read the rules of a recipe: mappings with the fields of LearningRateRule, names in NAMED_RULES, or
+    rules.
 
     Raises:
         UserError: an unknown key or name, a value that is not valid, two rules of one name.
@@ -210,6 +211,8 @@ def match_rules(
 
 def _parse_rule(entry: Any, index: int) -> LearningRateRule:
     where = f"lr_rules[{index}]"
+    if isinstance(entry, LearningRateRule):
+        return entry
     if isinstance(entry, str):
         if entry not in NAMED_RULES:
             hint = closest(entry, NAMED_RULES) or f"; known are {', '.join(NAMED_RULES)}"

@@ -15,23 +15,35 @@ import shlex
 import typing
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from model.config import SCHEDULES, ModelConfig, Size
-from model.declared import Count, FromZero, Positive, PositiveNumber, Share, declared, from_plain, to_plain
-from model.errors import UserError
+from model.declared import Count, FromZero, Positive, declared, from_plain, to_plain
+from model.errors import UserError, shown
 from model.heads import HeadSchedule, normalize_heads, parse_heads, parse_schedule
-from pretrain.config.lr_rules import parse_rules
+from pretrain.config.growth import GrowthConfig
+from pretrain.config.lengths import step_of_run
+from pretrain.config.lr_rules import LearningRateRule, parse_rules
 from pretrain.config.model_file import check_names, named_model
-from pretrain.extensions import sections
+from pretrain.config.sections import (
+    CheckpointConfig,
+    DiagnosticsConfig,
+    EvaluationConfig,
+    InterruptionConfig,
+    LoggingConfig,
+    MaturityConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    ValidationConfig,
+)
 from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import format_yaml, read_json_object
 
 DEFAULT_RECIPE = "modern-micro"
 MOST_BATCH_TOKENS = 10**12
-Beta = Annotated[float, Field(ge=0, lt=1)]
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 NUM_LAYERS = "num_layers"
 """Of ``architecture``, beside the fields of ModelConfig: changes the depth of a preset."""
@@ -59,139 +71,31 @@ Architecture = Annotated[dict[str, Any], AfterValidator(_normalize_architecture)
 Heads = Annotated[str, BeforeValidator(normalize_heads)]
 
 
-@declared("optimizer")
-class OptimizerConfig:
-    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019), alone or beside Muon."""
-
-    kind: Literal["adamw", "muon"] = "adamw"
-    """muon: Muon for the matrices of the blocks; AdamW for embeddings, output head, norms and biases."""
-    reset: bool = False
-    """Lets a run change kind where it continues: the weights stay, the optimizer begins anew. Without effect
-    while the kind stays."""
-    learning_rate: PositiveNumber = 6.0e-4
-    """Peak learning rate, reached at the end of the warmup."""
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Decay rates of the first and second moment."""
-    eps: PositiveNumber = 1.0e-8
-    """Added to the root of the second moment."""
-    weight_decay: FromZero = 0.1
-    """Decay of matrices (and embeddings, see decay_embeddings); never of norms and biases. Scaled by the
-    rate."""
-    decay_embeddings: bool = False
-    """Whether token and position embeddings are decayed too (the Prism paper does not say)."""
-    gradient_clipping: FromZero = 1.0
-    """Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping off."""
+def _read_rules(value: Any) -> Any:
+    return parse_rules(value) if isinstance(value, list | tuple) else value
 
 
-MuonScale = Literal["rms", "spectral", "unit"]
+def _split(value: Any) -> Any:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    return tuple(value) if isinstance(value, list) else value
 
 
-@declared("muon")
-class MuonConfig:
-    """Muon (Jordan 2024): momentum, made orthogonal by Newton-Schulz iterations; for optimizer.kind muon."""
-
-    heads: Literal["whole", "each"] = "whole"
-    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head."""
-    scale: MuonScale = "rms"
-    """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
-    over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""
-    momentum: Beta = 0.95
-    """Decay rate of the momentum."""
-    nesterov: bool = True
-    """Whether the newest gradient counts once more."""
-    learning_rate: PositiveNumber | None = None
-    """Peak learning rate of these matrices; optimizer.learning_rate when not given."""
-
-
-@declared("schedule")
-class ScheduleConfig:
-    """Learning rate over the run. Numbers below 1 are fractions of the run, others are steps."""
-
-    kind: Literal["cosine", "linear", "wsd"] = "cosine"
-    """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable,
-    then a linear decay."""
-    warmup: FromZero = 0.025
-    """Linear warmup, as a fraction of the run (below 1) or in steps."""
-    decay: FromZero = 0.2
-    """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; the others ignore
-    it."""
-    minimum: Share = 0.1
-    """Final learning rate as a fraction of the peak (the Prism paper does not state it; 0.1 is nanoGPT's)."""
-
-
-@declared("validation")
-class ValidationConfig:
-    """Loss on a fixed set of held-out windows."""
-
-    every: Count = 250
-    """Steps between validations; the last step is always validated. 0 turns validation off."""
-    sequences: Positive = 256
-    """Number of windows, spread evenly over the validation split; fewer if the split is shorter."""
-    data: str | None = None
-    """Another corpus (or blend) of the same tokenizer, whose validation split is validated on in place of
-    data's; all of it where it has no split, as a .bin/.idx pair has none."""
-
-
-@declared("checkpoint")
-class CheckpointConfig:
-    """When checkpoints are written and which are kept."""
-
-    every: Count = 500
-    """Steps between checkpoints; the last step is always saved. 0 saves the last step only."""
-    keep_last: Positive = 2
-    """How many of the newest checkpoints to keep."""
-    keep_every: Count = 0
-    """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
-    background: bool = True
-    """Write beside the training: it stops only while tensors are copied to the host's memory, which must have
-    room for a rank's share of the checkpoint."""
-    mirror: str | None = None
-    """Copy checkpoints to a store beside the training: s3://bucket/folder, gs://bucket/folder or
-    file:///folder. A local one is deleted only after its copy was verified, and a run whose folder is lost
-    goes on from there."""
-    mirror_reserve: FromZero = 10.0
-    """GiB. With less left on the disk, the oldest checkpoint that is not copied yet is deleted all the same;
-    the newest two stay."""
-
-
-@declared("interruption")
-class InterruptionConfig:
-    """What ends a session before its last step. Each way, the same command continues the run."""
-
-    minutes: PositiveNumber | None = None
-    """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no
-    limit."""
-    agreement_seconds: PositiveNumber = 300.0
-    """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
-    hang_minutes: FromZero = 30.0
-    """Without progress for so long (a step, a batch of a validation, a checkpoint), every rank writes its
-    stacks into the run folder and ends with exit code 76. 0 turns it off."""
-
-
-@declared("logging")
-class LoggingConfig:
-    """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
-
-    every: Positive = 10
-    """Steps between reads of the loss from the device (each is a host synchronisation)."""
-    seconds: FromZero = 5.0
-    """Shortest time between two printed lines when the output is not a terminal."""
-    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as WANDB_MODE says; without it nothing is written. online: offline where nobody is logged in.
-    Never asks."""
-    wandb_project: str = "head-schedules"
-    """Project that runs are filed under."""
-    tensorboard: bool = False
-    """Whether event files for TensorBoard are written into the run's folder."""
+Rules = Annotated[tuple[LearningRateRule, ...], BeforeValidator(_read_rules)]
+HookNames = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 @declared()
-class CoreSettings:
-    """The settings of a run that are not those of an extension.
+class RunConfig:
+    """The settings of a run.
 
     Raises:
         UserError: a field is out of range, or two fields contradict.
     """
+
+    task: Literal["language", "classification"] = "language"
+    """language: predict the next token. classification: predict the class of a whole sequence, at its end;
+    data is then a labelled corpus (python -m pretrain.prepare labelled)."""
 
     model: str = "prism-micro"
     """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a
@@ -226,12 +130,20 @@ class CoreSettings:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     muon: MuonConfig = field(default_factory=MuonConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    lr_rules: list[Any] = field(default_factory=list)
+    lr_rules: Rules = ()
     """Parameters whose learning rate leaves the schedule, first match wins: [{name: slow, parameters: [q, k],
     layers: upper_half, scale: 0.25, hold: 0.04, ramp: 0.01}], or names: [upper_qk]. See
     docs/learning_rates.md."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    growth: GrowthConfig = field(default_factory=GrowthConfig)
+    """Heads that are added and pruned while the model trains. See docs/growth.md."""
+    diagnostics_every: Count = 250
+    """Steps between measurements of attention, residual writes and the movement of weights; 0 turns them
+    off."""
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    maturity: MaturityConfig = field(default_factory=MaturityConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -267,6 +179,12 @@ class CoreSettings:
     skip_spikes: FromZero = 0.0
     """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps
     (OLMo: 6); 0 skips none."""
+    profile: str | None = None
+    """Steps to trace with torch.profiler, FIRST:LAST, both included, such as 10:12. A trace for each rank is
+    written into the run folder's profile/, on a GPU with a snapshot of its memory."""
+    hooks: HookNames = ()
+    """Hooks of your own, as module:class, such as my_module:MyHook; training alone imports them. See
+    docs/hooks.md."""
     name: str | None = None
     """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
     runs_dir: str = "runs"
@@ -278,20 +196,26 @@ class CoreSettings:
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""
 
     def __post_init__(self) -> None:
-        for rule in parse_rules(self.lr_rules):
-            valid = ["hold", *(release for section in sections() for release in section.releases())]
-            if rule.release not in valid:
-                raise UserError(
-                    f"lr_rules.{rule.name}.release: {rule.release!r} is not valid; give one of "
-                    f"{', '.join(valid)}"
-                )
         if self.optimizer.kind != "muon" and self.muon != MuonConfig():
             raise UserError(
                 f"muon: given with optimizer.kind: {self.optimizer.kind}, which does not read it; leave "
                 "muon.* out (--config micro is a recipe of AdamW), or give --optimizer.kind muon"
             )
-        for section in sections():
-            section.check(self)
+        if self.diagnostics.release is not None:
+            step_of_run("diagnostics.release", self.diagnostics.release, self.steps)
+        if self.growth.active and self.heads is not None:
+            raise UserError(
+                f"heads: {self.heads!r} contradicts growth.criterion {self.growth.criterion}, which finds "
+                "the heads; leave one out"
+            )
+        if self.task == "classification":
+            self._check_classification()
+        self.profiled_steps()
+        for hook in self.hooks:
+            if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", hook):
+                raise UserError(
+                    f"hooks: {shown(hook)} is not valid; give module:class, such as my_module:MyHook"
+                )
         for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
             if folder_name is not None and not is_folder_name(folder_name):
                 raise UserError(
@@ -299,11 +223,41 @@ class CoreSettings:
                     f"{MAX_NAME_BYTES} bytes, without '/' or control characters and not starting with '.'"
                 )
 
+    def _check_classification(self) -> None:
+        for name, given, reason in (
+            ("document_mask", self.document_mask, "every example is a sequence of its own"),
+            ("sequence_parallel", self.sequence_parallel, "the head reads one position of each sequence"),
+            ("evaluation.every", self.evaluation.every, "its tasks need a language model"),
+            ("validation.data", self.validation.data, "a labelled corpus has its own validation examples"),
+            ("tokenizer", self.tokenizer, "a labelled corpus brings its own"),
+        ):
+            if given:
+                raise UserError(
+                    f"{name}: {given} does not go with --task classification: {reason}; leave it out"
+                )
+
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """First and last of the steps to trace, counted from 1; None if none are.
+
+        Raises:
+            UserError: ``profile`` is no range of the run's steps.
+        """
+        if self.profile is None:
+            return None
+        found = re.fullmatch(r"(\d{1,12}):(\d{1,12})", self.profile, re.ASCII)
+        first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= first <= last <= self.steps:
+            raise UserError(
+                f"profile: {shown(self.profile)} is not valid; give FIRST:LAST, steps of the run from 1 to "
+                f"{self.steps:,}, such as 10:12"
+            )
+        return first, last
+
     @property
     def run_name(self) -> str:
         """Name of the run folder: ``name``, or RECIPE-MODEL-RULES-sSEED, where RULES are the learning-rate
         rules."""
-        rules = "".join(f"-{rule.name}" for rule in parse_rules(self.lr_rules))
+        rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
         return self.name or f"{self.recipe}-{Path(self.model).stem}{rules}-s{self.seed}"
 
     @property
@@ -312,26 +266,32 @@ class CoreSettings:
         return Path(self.runs_dir) / self.run_name
 
     def build_model_config(self, vocab_size: int | None = None, **from_data: Any) -> ModelConfig:
-        """The model of step 0, which extensions may make of fixed_model_config.
+        """The model of step 0: with growth, the one that it starts with; else fixed_model_config.
 
         Args:
             vocab_size: of the data's tokenizer, if it is known.
             from_data: other fields that the data determine.
 
         Raises:
-            UserError: as fixed_model_config, and if an extension cannot begin with that model.
+            UserError: as fixed_model_config, and if growth cannot begin with that model.
         """
         model = self.fixed_model_config(vocab_size, **from_data)
-        for section in sections():
-            model = section.first_model(self, model)
-        return model
+        if self.task == "classification":  # as many classes as the data have; until they are known, two
+            model = model.replace(classes=model.classes or 2)
+        return (
+            self.growth.start_model(model, self.steps, self.tensor_parallel) if self.growth.active else model
+        )
+
+    def most_heads(self) -> int:
+        """Most heads of a layer that growth may reach."""
+        return self.growth.maximum or max(self.fixed_model_config().heads)
 
     def largest_model_config(self, model: ModelConfig) -> ModelConfig:
         """The largest that *model* may become while it trains. Memory, batch and buckets are planned for
         it."""
-        for section in sections():
-            model = section.largest_model(self, model)
-        return model
+        if not self.growth.active:
+            return model
+        return model.replace(heads=tuple(max(heads, self.most_heads()) for heads in model.heads))
 
     def fixed_model_config(self, vocab_size: int | None = None, **from_data: Any) -> ModelConfig:
         """The preset with ``architecture``, ``heads`` and what comes from the data in place.
@@ -368,9 +328,7 @@ class CoreSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dict, as written to config.yaml."""
-        return dataclasses.asdict(self) | {
-            "optimizer": dataclasses.asdict(self.optimizer) | {"betas": list(self.optimizer.betas)}
-        }
+        return {name: _tuples_as_lists(value) for name, value in dataclasses.asdict(self).items()}
 
     def to_yaml(self) -> str:
         """YAML that ``--config`` reads back into an equal RunConfig."""
@@ -384,19 +342,10 @@ class CoreSettings:
         return format_yaml(values)
 
 
-if TYPE_CHECKING:
-
-    class RunConfig(CoreSettings):
-        """The settings of a run: the core's, and those that each extension adds."""
-
-        def __init__(self, **values: Any) -> None: ...
-
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    RunConfig = declared()(
-        type("RunConfig", (*sections(), CoreSettings), {"__doc__": "The settings of a run."})
-    )
+def _tuples_as_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tuples_as_lists(inner) for name, inner in value.items()}
+    return [_tuples_as_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _named_or_trained(name: str) -> ModelConfig:

@@ -13,6 +13,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
+from pretrain.config.lengths import step_of_run
 from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     OwnWeights,
@@ -26,9 +27,9 @@ from pretrain.diagnostics.weights import (
     write_kept,
 )
 from pretrain.optim.groups import GroupRates
-from pretrain.optim.schedule import step_of_run
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
+from pretrain.utils.text import labelled
 
 FEATURE = "diagnostics/layer_"
 
@@ -48,9 +49,9 @@ class Diagnostics(Hook):
 
     def __init__(self, session: Session) -> None:
         run = session.run
-        self.session, self.model, self.world = session, session.model, session.world
+        self.session, self.model, self.world = session, session.model_config, session.world
         self.dtype = torch.bfloat16 if session.decisions.bf16 else torch.float32
-        self.specs = parameter_specs(session.model)
+        self.specs = parameter_specs(session.model_config)
         self._release: int | None = None
         if run.diagnostics.release is not None:
             self._release = step_of_run("diagnostics.release", run.diagnostics.release, run.steps)
@@ -96,6 +97,10 @@ class Diagnostics(Hook):
         if self._probe is not None:
             self._probe.config = model
 
+    def opening(self, session: Session) -> list[str]:
+        """Why nothing is measured, if so."""
+        return [labelled("note", note) for note in self.notes]
+
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""
         if self._release is not None or self._rule is None:
@@ -122,7 +127,7 @@ class Diagnostics(Hook):
             return HookResult(lines=[f"warning: {problem}"])
         return HookResult(lines=[f"release  W_Q and W_K of step {state.step:,} kept in {path}"])
 
-    def run(self, engine: Any, state: TrainingState) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
         """Return all figures, as ``diagnostics/…``. Collective; weights and random states do not change."""
         if self._probe is None:  # pending from a session that still had diagnostics
             return HookResult()

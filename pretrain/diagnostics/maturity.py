@@ -28,9 +28,9 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.declared import Count, declared, from_plain, to_plain
 from pretrain.checkpoint.state import Record, TrainingState
+from pretrain.config.lengths import length_in_steps
+from pretrain.config.sections import MaturityConfig
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
-from pretrain.diagnostics.settings import MaturityConfig
-from pretrain.optim.schedule import length_in_steps
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
 
@@ -67,7 +67,7 @@ class Maturity(Hook):
     name = NAME
 
     def __init__(self, session: Session) -> None:
-        run, model = session.run, session.model
+        run, model = session.run, session.model_config
         self.config, self.world = run.maturity, session.world
         self.rules = {name: rule for name, rule in session.rates.rules.items() if rule.latest is not None}
         self.every = max(1, length_in_steps("maturity.every", run.maturity.every, run.steps))

@@ -21,7 +21,6 @@ from model.errors import UserError
 from model.initialization import initialize
 from model.process_grid import ProcessGrid
 from model.transformer import Fused, Transformer
-from pretrain.config.lr_rules import parse_rules
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.compiling import compile_network
 from pretrain.engine.extensions import lock_by_process
@@ -37,42 +36,37 @@ from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
 
-def build_engine(
+def build_network(
     run: RunConfig,
     model_config: ModelConfig,
-    merged: dict[str, Any],
+    ds_config: dict[str, Any],
     grid: ProcessGrid,
     *,
     compiled: bool = False,
     fused: Fused = "loss",
     attention: Literal["blocks", "torch"] = "torch",
-) -> Any:
-    """Build the seeded model (this rank's part of it, on a grid with t > 1), its optimizer and the engine
-    around them.
+) -> Transformer:
+    """Build the model with the weights of the run's seed: this rank's part of it on a grid with t > 1, and at
+    ZeRO stage 3.
 
     Args:
         run: what was asked; its ``compile``, ``fused`` and ``attention`` are decided elsewhere and given by
             themselves.
-        merged: the result of merge_ds_config.
+        ds_config: the result of merge_ds_config.
         grid: the run's process grid, world.grid.
-
-    Returns:
-        A DeepSpeedEngine; its client optimizer's groups have names.
     """
     prepare_deepspeed()
     import deepspeed
 
-    from model.parameters import parameter_specs
-    from pretrain.engine.universal_info import universal_info
-
-    zero = merged["zero_optimization"]
-    partitioned = zero["stage"] == 3
+    partitioned = ds_config["zero_optimization"]["stage"] == 3
     mpu = deepspeed_mpu(grid)
     # Stage 3 partitions over the ranks that hold the same shard; without an mpu over all ranks.
     mpu_groups = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
-    with refusals_of_deepspeed():
-        partitioning = deepspeed.zero.Init(config_dict_or_path=merged, **mpu_groups) if partitioned else None
-    with partitioning or contextlib.nullcontext():
+    partitioning: Any = contextlib.nullcontext()
+    if partitioned:
+        with refusals_of_deepspeed():
+            partitioning = deepspeed.zero.Init(config_dict_or_path=ds_config, **mpu_groups)
+    with partitioning:
         network = Transformer(
             model_config,
             grid,
@@ -88,27 +82,55 @@ def build_engine(
         initialize(network, run.seed)
     if compiled:
         compile_network(network)
-    # DeepSpeed saves this with every checkpoint, for its own converter.
-    specs = parameter_specs(model_config)
-    network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
-        specs, model_config.vocab_size
-    )
+    return network
+
+
+def build_run_optimizer(
+    run: RunConfig, network: Transformer, ds_config: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """Build the run's optimizer, whose groups have names, over the parameters of *network*."""
+    zero = ds_config["zero_optimization"]
     offload = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
     if offload and run.optimizer.kind == "adamw":
         lock_by_process()  # DeepSpeed compiles its optimizer
-    groups = parameter_groups(network, run.optimizer, parse_rules(run.lr_rules))
+    groups = parameter_groups(network, run.optimizer, run.lr_rules)
     optimizer = build_optimizer(groups, run.optimizer, offload, run.muon)
     if run.optimizer.kind == "muon":
         accept_optimizer(type(optimizer))
     elif offload:
         count_loaded_steps(optimizer)
-    with refusals_of_deepspeed(), quiet_start(wanted=bool(merged.get("memory_breakdown"))):
+    return optimizer
+
+
+def build_engine(
+    run: RunConfig,
+    network: Transformer,
+    optimizer: torch.optim.Optimizer,
+    ds_config: dict[str, Any],
+    grid: ProcessGrid,
+) -> Any:
+    """Build the DeepSpeedEngine around a model and its optimizer."""
+    import deepspeed
+
+    from model.parameters import parameter_specs
+    from pretrain.engine.universal_info import universal_info
+
+    # DeepSpeed saves this with every checkpoint, for its own converter.
+    specs = parameter_specs(network.config)
+    network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
+        specs, network.config.vocab_size
+    )
+    with refusals_of_deepspeed(), quiet_start(wanted=bool(ds_config.get("memory_breakdown"))):
         engine, _, _, _ = deepspeed.initialize(
-            model=network, optimizer=optimizer, config=merged, dist_init_required=False, mpu=mpu
+            model=network,
+            optimizer=optimizer,
+            config=ds_config,
+            dist_init_required=False,
+            mpu=deepspeed_mpu(grid),
         )
-    show_what_was_asked_for(merged)
+    show_what_was_asked_for(ds_config)
     if run.optimizer.kind == "muon":
-        connect_muon(engine, specs, model_config, run.muon)
+        connect_muon(engine, specs, network.config, run.muon)
     return engine
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.parameters import ParameterSpec
-from pretrain.config.run_config import MuonConfig
+from pretrain.config.sections import MuonConfig
 from pretrain.engine.layout import EngineFlat, engine_flats, inner_optimizer, tensor_place
 from pretrain.optim.muon import is_muon
 from pretrain.optim.orthogonal import matrix_update

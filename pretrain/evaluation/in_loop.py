@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class EvaluationHook(IntervalHook):
         if problem:
             raise UserError(problem)
 
-    def run(self, engine: Any, state: TrainingState) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
         """Return ``evaluation/TASK/METRIC`` of each task, and a line with them.
 
         Collective; weights, gradients and random states do not change. Each copy of the model scores its
@@ -51,7 +52,7 @@ class EvaluationHook(IntervalHook):
         forward passes (ZeRO-3 gathers weights in each).
         """
         began, was_training = time.monotonic(), engine.training
-        session, T = self._session, self._session.model.context_length
+        session, T = self._session, self._session.model_config.context_length
         # As many tokens as in training fit into memory.
         batch_tokens = session.batch.micro_batch * T
         model = ZeroShotModel(engine, session.data.tokenizer, T, session.world, batch_tokens)

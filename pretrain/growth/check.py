@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pretrain.config.growth import GrowthConfig
 from pretrain.growth.record import Change, Event, GrowthState
-from pretrain.growth.settings import GrowthConfig
 from pretrain.growth.spectrum import Extremes, extended, extremes, projected
 
 SMALLEST_SHARE = 1e-6

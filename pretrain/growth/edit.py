@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import TrainingState, read_features
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.growth.measure import Candidate
-from pretrain.growth.record import Change, GrowthState
+from pretrain.growth.record import NAME, Change, GrowthState
 
 NOISE = 0.1
 """Share of a usual initial weight that is added to a head along its directions. Without it all of the head's
@@ -84,6 +85,20 @@ def candidate(
         query = query_std * d**0.5 * factors * along_query + NOISE * query
         key = key_std * d**0.5 * factors * along_key + NOISE * key
     return Candidate(query, key, value)
+
+
+def open_changed(folder: Path) -> UnshardedCheckpoint:
+    """Open a checkpoint as a run goes on from it: after its pending changes. Raises as
+    UnshardedCheckpoint.open and changed_checkpoint."""
+    return changed_checkpoint(UnshardedCheckpoint.open(folder))
+
+
+def note_changed(state: TrainingState) -> None:
+    """Note that an engine holds the pending changes: none is left, and the seed alone does not give its
+    weights."""
+    if state.record(NAME).get("pending"):
+        state.record(NAME)["pending"] = []
+        state.from_seed = False
 
 
 def changed_checkpoint(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:

@@ -13,14 +13,13 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.heads import format_heads
 from pretrain.checkpoint.state import Record, TrainingState
+from pretrain.config.lengths import length_in_steps
 from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.edit import candidate, changed_model
 from pretrain.growth.measure import gradient_norms, query_and_key_weights, second_moments
 from pretrain.growth.models import check_every_split
 from pretrain.growth.record import NAME, Change, GrowthState
-from pretrain.growth.settings import most_heads
 from pretrain.growth.spectrum import extremes, head_energies, residual, skew_product
-from pretrain.optim.schedule import length_in_steps
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
 
@@ -50,8 +49,12 @@ class Growth(Hook):
 
     def __init__(self, session: Session) -> None:
         run, config = session.run, session.run.growth
-        self.session, self.model, self.world = session, session.model, session.world
-        self.config, self.most = config, most_heads(run)
+        self.session, self.model, self.world = session, session.model_config, session.world
+        # Written down before the first check: a run that goes on without growth keeps the heads that it has.
+        session.state.records.setdefault(
+            NAME, Record(GrowthState.begin(session.model_config.heads).to_json(), needed=True)
+        )
+        self.config, self.most = config, run.most_heads()
         self.every = length_in_steps("growth.interval", config.interval, run.steps)
         if config.interval < 1:
             self.every = max(self.every, LEAST_INTERVAL.get(config.criterion, 1))
@@ -99,7 +102,7 @@ class Growth(Hook):
         """Go on with other heads."""
         self.model, self._directions = model, {}
 
-    def run(self, engine: Any, state: TrainingState) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
         """Measure and decide. Collective; no training number changes.
 
         Returns:
@@ -134,17 +137,28 @@ class Growth(Hook):
         }
         norms = gradient_norms(engine, batches, new_heads, self.world) if new_heads else {}
         directions: dict[Change, Tensor] = {}
-        figures: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         if check:
             directions = check.decide(state.step, norms)
-            figures = self._figures(check, norms)
-        shared = (growth, directions, figures, self._captured, self._top)
-        growth, self._directions, figures, self._captured, self._top = self.world.broadcast(shared)
+            found = self._figures(check, norms)
+        shared = (growth, directions, found, self._captured, self._top)
+        growth, self._directions, found, self._captured, self._top = self.world.broadcast(shared)
         state.records[NAME] = Record(growth.to_json(), needed=True)
         if not growth.pending:
-            return HookResult(figures)
+            return HookResult(found)
         model = changed_model(self.model, growth.pending)
-        return HookResult(figures, [self._line(growth.pending, model, state.step)], model)
+        return HookResult(found, [self._line(growth.pending, model, state.step)], model)
+
+    def opening(self, session: Session) -> list[str]:
+        """What asks for heads, when, and how far they may go."""
+        config = self.config
+        if not config.active:
+            return []
+        when = f"checked every {self.every} steps up to {self.last:,}, decided from step {self.first:,} on"
+        if config.schedule:
+            when = f"at steps {', '.join(map(str, sorted(config.schedule)))}"
+        budget = f", {config.budget} in all" if config.budget else ""
+        return [f"growth   {config.criterion}: at most {self.most} heads a layer{budget}; {when}"]
 
     # ---------------------------------------------------------------------- parts
 

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+from model import parallel_plan
 from model.config import ModelConfig
 from model.errors import UserError, shown
 from model.heads import format_heads
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
+from pretrain.checkpoint.state import TrainingState, read_state
+from pretrain.config.growth import check_head_dim
 from pretrain.config.run_config import RunConfig
 from pretrain.growth.edit import changed_model, pending_changes
 from pretrain.growth.record import NAME
-from pretrain.growth.settings import check_head_dim
 from pretrain.run.resume import is_imported, settings_to_give
 
 HEADS = ("heads", "head_dim", "kv_heads")
 
 
-def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
+def may_change_heads(run: RunConfig) -> bool:
+    """Whether head counts may change while the run trains: it grows, or has grown before."""
+    if run.growth.active:
+        return True
+    steps = checkpoint_steps(run.folder)
+    try:
+        return bool(steps) and bool(read_state(checkpoint_path(run.folder, steps[-1])).record(NAME))
+    except UserError:
+        return False  # damaged: said when checkpoints are verified
+
+
+def head_group_sizes(run: RunConfig) -> set[int]:
+    """How many ranks may share heads at any time of the run; see model.parallel_plan.head_group_sizes."""
+    t = run.tensor_parallel
+    if t > 1 and may_change_heads(run):
+        return {size for size in range(1, t + 1) if t % size == 0}
+    return parallel_plan.head_group_sizes(run.build_model_config(), t)
+
+
+def continue_model(
+    run: RunConfig, asked: ModelConfig, saved: TrainingState
+) -> tuple[ModelConfig, ModelConfig]:
     """The model that a checkpoint must hold, and the one that the run goes on with.
+
+    Args:
+        asked: what the run's configuration describes.
+        saved: the checkpoint's state; of a new run one without a model.
+
+    Raises:
+        UserError: as continued_model and check_kept_heads.
+    """
+    if not (run.growth.active or saved.record(NAME)):
+        return asked, asked
+    models = continued_model(asked, saved)
+    check_kept_heads(run, saved, models[1])
+    return models
+
+
+def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
+    """continue_model of a run that grows, or has grown.
 
     A run whose heads grew keeps them, with growth or without. A run of fixed heads that goes on with growth
     keeps those that it has. Everything else is as in *run_model*.

@@ -43,6 +43,7 @@ class StepLog:
         device."""
         self._losses: list[Tensor] = []
         self._norms: list[Any] = []
+        self._newest: dict[str, Any] | None = None
 
     @property
     def seconds(self) -> float:
@@ -57,13 +58,16 @@ class StepLog:
         self._losses.append(losses)
         self._norms.append(grad_norm)
 
-    def read(self) -> None:
+    def read(self) -> dict[str, Any] | None:
         """Read all noted figures from the device at once, and count their steps as done. Collective.
 
         LOSSES are means over the data-parallel ranks, ``grad_norm`` is the global norm before clipping.
+
+        Returns:
+            The newest step's row; None if this session has trained none.
         """
         if not self._losses:
-            return
+            return self._newest
         losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel  # [steps, k]
         norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]
         read = torch.cat([losses, torch.stack(norms)[:, None]], 1).tolist()  # waits for the device
@@ -71,7 +75,8 @@ class StepLog:
         names = (*LOSSES[: losses.shape[1]], "grad_norm")
         for (_, row), values in zip(self._rows[-len(read) :], read, strict=True):
             row |= dict(zip(names, values, strict=True))
-        self._losses, self._norms = [], []
+        self._losses, self._norms, self._newest = [], [], dict(self._rows[-1][1])
+        return self._newest
 
     def flush(self, extra: dict[str, Any] | None = None) -> None:
         """Write the rows noted so far, the newest with the throughput and with *extra*. Collective."""

@@ -19,8 +19,9 @@ import torch
 from model.config import ModelConfig
 from model.parameters import ParameterRole, is_hidden, parameter_roles, parameter_specs
 from model.transformer import Transformer
-from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules, parse_rules
-from pretrain.config.run_config import MuonConfig, MuonScale, OptimizerConfig, RunConfig
+from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules
+from pretrain.config.run_config import RunConfig
+from pretrain.config.sections import MuonConfig, MuonScale, OptimizerConfig
 from pretrain.optim.muon import MuonAndAdamW
 from pretrain.optim.schedule import LearningRateSchedule, RuleSchedule
 
@@ -133,7 +134,7 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
         UserError: as plan_groups.
     """
     roles = {name: spec.role for name, spec in parameter_specs(model).items()}
-    return plan_groups(roles, run.optimizer, parse_rules(run.lr_rules), model, run.muon.scale)
+    return plan_groups(roles, run.optimizer, run.lr_rules, model, run.muon.scale)
 
 
 def parameter_groups(
@@ -206,7 +207,7 @@ class GroupRates:
         self.base = LearningRateSchedule(run.schedule, run.steps)
         self.config = run.optimizer
         self.peak_of_muon = run.muon.learning_rate or run.optimizer.learning_rate
-        self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in parse_rules(run.lr_rules)}
+        self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in run.lr_rules}
 
     def at(
         self, name: str, step: int, decided: Mapping[str, int] = MappingProxyType({})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.config.run_config import MuonConfig
+from pretrain.config.sections import MuonConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

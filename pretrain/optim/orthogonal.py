@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from pretrain.config.run_config import MuonConfig
+from pretrain.config.sections import MuonConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of x, x³ and x⁵: Keller Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024

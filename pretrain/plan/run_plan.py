@@ -20,7 +20,7 @@ from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.memory.micro_batch import fitting_micro_batch, usable_memory
 from pretrain.engine.memory.plan import MemoryPlan, memory_plan
 from pretrain.plan.traffic import Traffic, traffic
-from pretrain.run.decisions import Decision, Facts, decide
+from pretrain.run.decisions import Facts, decide
 
 GIB = 1 << 30
 MOST_OFFERS = 4
@@ -98,7 +98,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
     """
     check_world(machine.ranks, run.tensor_parallel)
     asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
-    model = Decision(run.largest_model_config(asked), "as asked for")
+    model = run.largest_model_config(asked)
     facts = Facts("cuda", machine.memory, machine.ranks, bf16=(True, "the GPU computes in bf16"))
     decisions = decide(run, ds_config, model, TrainingState(), facts)
     batch, settings = decisions.batch.value, decisions.settings
@@ -106,12 +106,12 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
     return RunPlan(
         run=run,
         ds_config=ds_config,
-        model=model.value,
+        model=model,
         settings=settings,
         machine=machine,
         batch=batch,
-        memory=memory_plan(model.value, settings, *sizes),
-        traffic=traffic(model.value, settings, *sizes),
+        memory=memory_plan(model, settings, *sizes),
+        traffic=traffic(model, settings, *sizes),
         mfu=mfu,
     )
 

@@ -137,7 +137,7 @@ def gather_facts(run: RunConfig, world: World) -> Facts:
 def decide(
     run: RunConfig,
     ds_config: dict[str, Any],
-    model: Decision[ModelConfig],
+    model: ModelConfig,
     saved: TrainingState,
     facts: Facts,
 ) -> Decisions:
@@ -154,23 +154,23 @@ def decide(
         UserError: something does not divide, does not fit, or contradicts something else.
     """
     t, stage = run.tensor_parallel, ds_config["zero_optimization"]["stage"]
-    check_tensor_parallel(model.value, t, sequence_parallel=run.sequence_parallel)
+    check_tensor_parallel(model, t, sequence_parallel=run.sequence_parallel)
     check_against_run(ds_config, run)
-    largest = run.largest_model_config(model.value)
+    largest = run.largest_model_config(model)
     dtype = _dtype(run, ds_config, facts)
     bf16 = dtype.value == "bf16"
-    compiled = _compile(run, model.value, stage, saved, facts)
+    compiled = _compile(run, model, stage, saved, facts)
     fused = _fused(run, stage, compiled.value, saved, facts)
     settings = EngineSettings.of(run, ds_config, bf16, largest, fused.value)
     batch = _batch(run, largest, saved, facts, settings)
     return Decisions(
-        model=model,
+        model=Decision(model, "of the checkpoint" if saved.model else "as asked for"),
         largest=largest,
         dtype=dtype,
         threads=_threads(saved, facts),
         compile=compiled,
         fused=fused,
-        attention=_attention(run, bf16, model.value.context_length, saved, facts),
+        attention=_attention(run, bf16, model.context_length, saved, facts),
         batch=batch,
         ds_config=Decision(
             merge_ds_config(ds_config, run, batch.value, bf16, largest),

@@ -1,14 +1,18 @@
-"""Hooks that act between training steps: measurements, releases, changes of the model."""
+"""Hooks that act between training steps: measurements, releases, changes of the model, and those of users."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.errors import UserError, closest, shown
 from pretrain.checkpoint.state import TrainingState
 
 if TYPE_CHECKING:
@@ -24,7 +28,8 @@ class HookResult:
     lines: list[str] = field(default_factory=list)
     """Lines for the console."""
     model: ModelConfig | None = None
-    """The model to go on with, if the hook changes its shape; its extension has noted in the state how."""
+    """The model to go on with, if the hook changes its shape; it has noted in the state how (see
+    pretrain/growth/edit.py)."""
 
 
 class Hook:
@@ -33,6 +38,9 @@ class Hook:
     The trainer calls every hook on every rank at the same step, in the order of its list, so each method may
     use collectives. The time spent in a hook is left out of tokens/s. The training numbers do not change
     unless changing them is the hook's purpose.
+
+    What a hook must remember from one session to the next is JSON in ``TrainingState.records[name]``, which
+    it alone writes, reads and checks, and the tensors of ``state``.
     """
 
     name: str
@@ -46,8 +54,14 @@ class Hook:
         """Whether ``run`` is to be called after this many steps."""
         return False
 
-    def run(self, engine: Any, state: TrainingState) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
         """Act after step ``state.step``.
+
+        Args:
+            engine: DeepSpeed's engine; ``engine.module`` is the model.
+            figures: the step's row of metrics.jsonl so far, equal on all ranks: ``train_loss`` (nats per
+                token), ``grad_norm`` (before clipping), and the figures of hooks before this one, such as
+                ``val_loss``.
 
         A request to stop may end it at any forward pass of the engine. It is then called again when the run
         resumes, so it must change nothing before its last forward pass.
@@ -62,6 +76,10 @@ class Hook:
     def reshaped(self, model: ModelConfig) -> None:
         """The engine holds *model* now, whose heads differ from those before. Its layers, and all widths but
         those of attention, are the same."""
+
+    def opening(self, session: Session) -> list[str]:
+        """Lines about what the hook is going to do, before the first step. On rank 0; not collective."""
+        return []
 
     def closing(self, session: Session) -> list[str]:
         """Lines about the results of this session, after its last step. On rank 0; not collective."""
@@ -80,3 +98,41 @@ class IntervalHook(Hook):
     def due(self, step: int) -> bool:
         """Whether *step* is a multiple of the interval, or the last."""
         return self._interval > 0 and (step >= self._last or step % self._interval == 0)
+
+
+def load_hooks(names: Sequence[str]) -> list[type[Hook]]:
+    """The classes that the setting ``hooks`` names, as module:class; modules also from the working directory.
+
+    Raises:
+        UserError: a module that is not there or fails, a name that it lacks, a class that is no Hook.
+    """
+    found = []
+    with _importing_from_here():
+        for name in names:
+            module_name, _, class_name = name.partition(":")
+            try:
+                module = importlib.import_module(module_name)
+            except Exception as error:
+                reason = str(error).split("\n")[0] or "no reason given"
+                raise UserError(
+                    f"hooks: {shown(name)}: {module_name} cannot be imported ({type(error).__name__}: "
+                    f"{reason})"
+                ) from error
+            kind = getattr(module, class_name, None)
+            if not (isinstance(kind, type) and issubclass(kind, Hook)):
+                what = "is no class of pretrain.run.hooks.Hook" if kind else "does not exist"
+                raise UserError(
+                    f"hooks: {shown(name)}: {class_name} {what}{closest(class_name, vars(module))}"
+                )
+            found.append(kind)
+    return found
+
+
+@contextlib.contextmanager
+def _importing_from_here() -> Iterator[None]:
+    before = [*sys.path]
+    sys.path.append("")
+    try:
+        yield
+    finally:
+        sys.path[:] = before

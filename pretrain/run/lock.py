@@ -9,6 +9,8 @@ import socket
 from pathlib import Path
 
 from model.errors import UserError
+from pretrain.config.run_config import RunConfig
+from pretrain.runtime.world import World
 
 NAME = ".running"
 
@@ -57,3 +59,18 @@ class RunLock:
     def release(self) -> None:
         """Release the folder for other jobs."""
         self._file.close()
+
+
+def may_have_begun(run: RunConfig, world: World) -> bool:
+    """Whether the run has a folder, or may have one in its mirror. Collective."""
+    exists: bool = world.broadcast(os.path.isdir(run.folder))  # noqa: PTH112 — a name may be too long
+    return exists or run.checkpoint.mirror is not None
+
+
+def hold_run_folder(run: RunConfig, world: World, held: contextlib.ExitStack) -> None:
+    """Keep the run's folder for this job until *held* is closed. Collective. Raises as RunLock."""
+
+    def hold() -> None:
+        held.callback(RunLock(run.folder).release)
+
+    world.once(hold)

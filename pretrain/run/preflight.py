@@ -13,8 +13,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
-from pretrain.extensions import extensions
-from pretrain.runtime.environment import check_threads, read_environment
+from pretrain.runtime.environment import check_threads, environment_rank, read_environment
 from pretrain.utils.extras import check_installed
 from pretrain.utils.folders import refuse_other_kind
 from pretrain.utils.variables import check_variables
@@ -26,7 +25,7 @@ def check_start(run: RunConfig) -> None:
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
             validate on, a data_root that cannot be written, a batch that the ranks cannot share, a run
-            folder of another kind, what an extension refuses.
+            folder of another kind, tasks that lm-eval does not know.
     """
     launch = read_environment()
     refuse_other_kind(run.folder, "run", "name")
@@ -53,8 +52,22 @@ def check_start(run: RunConfig) -> None:
         run.build_model_config().context_length,
         launch.size // run.tensor_parallel,
     )
-    for extension in extensions():
-        extension.check(run)
+    if run.evaluation.every:
+        _check_evaluation(run)
+
+
+def _check_evaluation(run: RunConfig) -> None:
+    """Refuse unknown tasks and folders that are missing. The first rank reads lm-eval's files for all."""
+    if environment_rank():
+        return
+    from pretrain.evaluation.checks import check_tasks, existing_data_dir
+
+    check_installed("lm_eval", "evaluation.every")
+    try:
+        check_tasks(run.evaluation.tasks, run.evaluation.include_path)
+        existing_data_dir(run.evaluation.data_dir)
+    except UserError as error:
+        raise UserError(f"evaluation.{error}") from None  # its fields are those of the command
 
 
 def check_settings(run: RunConfig) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 from model.config import ModelConfig
 from model.declared import from_plain, to_plain
-from model.errors import UserError
+from model.errors import UserError, shown
 from pretrain.checkpoint.state import TrainingState, WorldRecord
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import differing_settings
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.extensions import EXTENSIONS
 from pretrain.optim.groups import run_groups
+from pretrain.run.hooks import Hook
 
 # Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked
 # elsewhere.
@@ -64,18 +65,18 @@ def settings_to_give(imported: bool) -> str:
     return "give --name for a new run, or the settings it was started with"
 
 
-def check_records(saved: TrainingState, folder: Path | None) -> None:
-    """Refuse a checkpoint with a record that is needed and whose extension is not there.
+def check_records(saved: TrainingState, hooks: Iterable[Hook]) -> None:
+    """Refuse a checkpoint with a record that is needed and that no hook reads.
 
     Raises:
         UserError: it names the record.
     """
-    present = {listed.name for listed in EXTENSIONS}
+    present = {hook.name for hook in hooks}
     for name, record in saved.records.items():
         if record.needed and name not in present:
             raise UserError(
-                f"checkpoint: {folder} holds a record of the extension {name}, which it needs and which is "
-                "not here; put the extension back"
+                f"hooks: the checkpoint holds a record of the hook {shown(name)}, which it needs and which "
+                "is not here; give --hooks as before"
             )
 
 
@@ -128,15 +129,12 @@ def begins_optimizer_anew(saved: TrainingState, run: RunConfig) -> bool:
 
 
 def _asked_before(saved: TrainingState) -> RunConfig:
-    """What was asked of the session that wrote a checkpoint, without settings of extensions that are not
-    here.
+    """What was asked of the session that wrote a checkpoint.
 
     Raises:
         UserError: state.json holds something else.
     """
-    known = {item.name for item in dataclasses.fields(RunConfig)}
-    values = {name: value for name, value in saved.run.items() if name in known}
-    return from_plain(RunConfig, values, "checkpoint: run in state.json")
+    return from_plain(RunConfig, saved.run, "checkpoint: run in state.json")
 
 
 def check_resume(

@@ -13,11 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from pretrain.extensions import EXTENSIONS
-
-_OURS = tuple(listed.launcher for listed in EXTENSIONS if listed.launcher)
-_COMMANDS = ("deepspeed", "torchrun", *(module.replace(".", "-") for module in _OURS))
-_MODULES = ("torch.distributed.run", *_OURS)
+_COMMANDS = ("deepspeed", "torchrun", "pretrain-study")
+_MODULES = ("torch.distributed.run", "pretrain.study")
 
 
 def launchers() -> list[psutil.Process]:

@@ -9,10 +9,10 @@ from importlib import metadata
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.extensions import EXTENSIONS
 from pretrain.runtime.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
+NOT_IN_RUNS = ("cli.py", "convert.py", "generate.py", "hf", "plan", "prepare", "presets.py", "study")
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "transformers")
 
 
@@ -53,14 +53,8 @@ def fingerprint() -> dict[str, str]:
 
 
 def code_hash() -> str:
-    """A short hash of the Python files of model/ and pretrain/, without extensions that take no part in
-    runs."""
-    apart = [
-        ROOT / "pretrain" / name
-        for listed in EXTENSIONS
-        if not (listed.settings or listed.in_run)
-        for name in listed.files or (listed.name,)
-    ]
+    """A short hash of the Python files of model/ and pretrain/, without those that take no part in runs."""
+    apart = [ROOT / "pretrain" / name for name in NOT_IN_RUNS]
     files = [
         path
         for folder in ("model", "pretrain")

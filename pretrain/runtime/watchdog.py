@@ -12,6 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from pretrain.config.run_config import RunConfig
+from pretrain.runtime.world import World
+
 HUNG = 76
 """Exit code of a rank that its watchdog ended."""
 # After the first rank has written its stacks, the others get this long to write theirs, before a batch system
@@ -121,3 +124,9 @@ class Watchdog:
         except Exception:  # no NCCL in this build of torch, or nothing recorded: the stacks are there
             return ""
         return f", and their collectives (torchfrtrace {self.path.parent} --prefix {COLLECTIVES})"
+
+
+def start_watchdog(run: RunConfig, world: World) -> Watchdog:
+    """The watchdog of a session, with a folder of its own: the stacks of an earlier one stay. Collective."""
+    began = world.broadcast(time.strftime("%Y-%m-%d_%H-%M-%S"))
+    return Watchdog(60 * run.interruption.hang_minutes, run.folder / "stacks" / began, world.rank)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from model.errors import UserError
 from model.process_grid import ALONE, ProcessGrid, check_world, start_grid
+from pretrain.config.sections import InterruptionConfig
 from pretrain.runtime.environment import check_environment, rendezvous_port
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.rendezvous import BACKENDS, check_group, meet
@@ -22,6 +23,12 @@ from pretrain.utils.text import say
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+def collective_timeout(settings: InterruptionConfig) -> timedelta:
+    """Time after which a collective fails: longer than the watchdog waits, or it could never name the rank
+    that hangs."""
+    return max(COLLECTIVE_TIMEOUT, timedelta(minutes=settings.hang_minutes + 5))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field
 
 from model.declared import Count, Positive, PositiveNumber, declared
 from model.errors import UserError, shown
+from pretrain.config.growth import GrowthConfig
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import make_run
-from pretrain.growth.settings import GrowthConfig
 from pretrain.study.contrasts import Contrast, Sides, Text, full_name
 from pretrain.study.design.factors import Design, DesignFile
 from pretrain.study.pilots.halving import Halving, RungResult

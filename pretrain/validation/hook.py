@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pretrain.checkpoint.state import TrainingState
@@ -32,7 +33,7 @@ class ValidationHook(IntervalHook):
         self.result: ValidationResult | None = None
         """The newest result of this session."""
 
-    def run(self, engine: Any, state: TrainingState) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
         """Return ``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""
         self.result = self._validation.run(engine)
         return HookResult({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
@@ -42,7 +43,7 @@ class ValidationHook(IntervalHook):
         if self.result is None:
             return []
         count = session.run.validation.sequences
-        others = compare_baselines(session.data, session.model.context_length, count)
+        others = compare_baselines(session.data, session.model_config.context_length, count)
         return [
             labelled(
                 "result",

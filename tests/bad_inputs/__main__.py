@@ -42,7 +42,7 @@ pretrain.classification.corpus pretrain.diagnostics.figures pretrain.diagnostics
 pretrain.engine.ds_config pretrain.engine.patches pretrain.evaluation.language_model
 pretrain.evaluation.scores pretrain.growth.report.contents pretrain.hf.export_folder
 pretrain.hf.import_folder pretrain.hf.open_model pretrain.optim.lr_plot pretrain.plan.report
-pretrain.open_session pretrain.plots.command pretrain.prepare.command pretrain.presets pretrain.report
+pretrain.assembly.open_run pretrain.plots.command pretrain.prepare.command pretrain.presets pretrain.report
 pretrain.study.power pretrain.study.report.page pretrain.trainer
 """
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "COLUMNS": "200"}

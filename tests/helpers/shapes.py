@@ -14,10 +14,9 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.run.session import Session
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import ROOT, fit, nano_run
-from tests.helpers.training import build as build_session
+from tests.helpers.training import ROOT, Opened, fit, nano_run
+from tests.helpers.training import build as open_here
 
 # Odd sizes, so that ZeRO's partitions do not divide evenly over 2 ranks, and widths that 3 tensor-parallel
 # ranks divide; every kind of parameter: biases of all projections and norms, learned positions, an untied
@@ -55,11 +54,11 @@ def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
     return nano_run(data, runs, shaped, quick, *more)
 
 
-def build(run: RunConfig, shape: Shape) -> Session:
+def build(run: RunConfig, shape: Shape) -> Opened:
     """A session in this worker."""
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{shape.stage}.json"))
     ds_config["zero_optimization"] |= dict(shape.zero)
-    return build_session(run, ds_config)
+    return open_here(run, ds_config)
 
 
 def gathered(engine: Any) -> dict[str, dict[str, Any]]:

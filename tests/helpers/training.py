@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,21 +12,22 @@ from unittest import mock
 
 import torch
 
+from model.config import ModelConfig
 from model.errors import UserError
+from pretrain.assembly.open_run import open_run
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.engine.build import build_engine, build_network, build_run_optimizer
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.patches import prepare_deepspeed
 from pretrain.metrics.file import read_metrics
-from pretrain.metrics.session import Metrics
-from pretrain.open_session import build_session
-from pretrain.run.data import open_data
-from pretrain.run.session import Session
-from pretrain.runtime.world import World, single_world, start_world
+from pretrain.runtime.signals import StopListener
+from pretrain.runtime.world import World, single_world
 from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
 
 ROOT = Path(__file__).resolve().parents[2]
+# Measuring the device's peak takes a second.
+LIGHT = mock.patch("pretrain.metrics.build.peak_flops", lambda *_: (1e12, "not measured"))
 # Figures that differ from run to run, because they are times.
 TIMES = {"seconds", "tokens_per_second", "mfu"}
 
@@ -64,25 +67,47 @@ def nano_run(data: Path, runs: Path, *more: str) -> RunConfig:
     return parse_command_line(nano_arguments(data, runs, *more)).run
 
 
-def build(run: RunConfig, settings: int | dict[str, Any] = 2, world: World | None = None) -> Session:
-    """A session in this worker.
+class Opened:
+    """A run that is opened in this worker; the attributes of its session are its own."""
+
+    def __init__(self, trainer: Trainer, notes: list[str]) -> None:
+        self.trainer, self.notes = trainer, notes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.trainer.session, name)
+
+
+_held = contextlib.ExitStack()
+
+
+def build(run: RunConfig, settings: int | dict[str, Any] = 2, hooks: Sequence[Any] = ()) -> Opened:
+    """Open *run* in this worker, until the next is opened; a finished one, too.
 
     Args:
         settings: the stage of a shipped ds_config, or a ds_config.
-        world: by default all workers.
     """
-    prepare_deepspeed()
-    world = world or start_world(None, False, run.tensor_parallel, run.sequence_parallel)
+    _held.close()
     if isinstance(settings, int):
         settings = read_ds_config(str(ROOT / f"ds_configs/zero{settings}.json"))
-    return build_session(run, dict(settings), open_data(run, lambda progress: None), world)
+    listener = StopListener()
+    _held.callback(listener.close)
+    with mock.patch("pretrain.assembly.open_run.opening", return_value=[]) as opening, LIGHT:
+        trainer = _held.enter_context(open_run(run, dict(settings), listener, hooks, load_finished=True))
+    assert isinstance(trainer, Trainer)
+    return Opened(trainer, [] if opening.call_args is None else opening.call_args.args[3])
 
 
-def fit(built: Session) -> Any:
+def fit(opened: Opened) -> Any:
     """Train to the end (or, when the run has all its steps, only load); the engine."""
-    folder, steps, start, main = built.run.folder, built.run.steps, built.state.step, built.world.is_main
-    with Metrics(folder, total_steps=steps, start_step=start, main=main, mode="disabled") as metrics:
-        return Trainer(built, metrics).fit()
+    return opened.trainer.fit()
+
+
+def engine_of(
+    run: RunConfig, model: ModelConfig, ds_config: dict[str, Any], grid: Any, **kernels: Any
+) -> Any:
+    """An engine of a run's model, as it is before the first step."""
+    network = build_network(run, model, ds_config, grid, **kernels)
+    return build_engine(run, network, build_run_optimizer(run, network, ds_config), ds_config, grid)
 
 
 def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], str | None]:
@@ -93,8 +118,7 @@ def session(run: RunConfig, stage: int = 2, **changes: Any) -> tuple[list[str], 
     """
     try:
         built = build(replace(run, **changes), stage)
-        if not built.finished:
-            fit(built)
+        fit(built)
     except UserError as error:
         return [], str(error)
     return built.notes, None

@@ -58,7 +58,7 @@ class Counts(Hook):
     def due(self, step):
         return step % 2 == 0
 
-    def run(self, engine, state):
+    def run(self, engine, state, figures):
         self.calls += 1
         return HookResult({"counts/calls": self.calls}, [f"counts   {self.calls}"])
 

@@ -76,7 +76,7 @@ def refusal(
     began = time.perf_counter()
     with (
         mock.patch.dict(os.environ, clean | (environment or {}), clear=True),
-        mock.patch("pretrain.open_session.open_session", past_the_checks),
+        mock.patch("pretrain.assembly.open_run.open_session", past_the_checks),
         pytest.raises(SystemExit) as ended,
     ):
         try:
@@ -225,7 +225,7 @@ def test_what_is_fine_is_not_refused(program, files):
     clean = {name: value for name, value in os.environ.items() if name not in NAMES}
     with (
         mock.patch.dict(os.environ, clean, clear=True),
-        mock.patch("pretrain.open_session.open_session", past_the_checks),
+        mock.patch("pretrain.assembly.open_run.open_session", past_the_checks),
         pytest.raises(AssertionError, match="taken: next the ranks meet"),
     ):
         program.main(arguments, mock.Mock(at_once=contextlib.nullcontext), 0)

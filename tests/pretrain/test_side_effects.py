@@ -35,7 +35,7 @@ PROGRAM = r"""
 import asyncio, json, os, signal, sys, threading
 import torch
 import torch.distributed as dist
-import pretrain.open_session, pretrain.report, pretrain.trainer
+import pretrain.assembly.open_run, pretrain.report, pretrain.trainer
 from pretrain import Hook, HookResult, SavedRun, recipe, train
 from pretrain.utils.plotting import _figure_class
 from tests.helpers.process_state import differences, process_state
@@ -54,7 +54,7 @@ def hook(act):
         name = "acts"
         def __init__(self, session): pass
         def due(self, step): return step == 2
-        def run(self, engine, state):
+        def run(self, engine, state, figures):
             act()
             return HookResult()
     return [Acts]

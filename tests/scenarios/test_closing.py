@@ -11,7 +11,7 @@ from tests.helpers.training import nano_arguments
 
 # main.py, in which one rank does something else at the fifth token of its sample, or at the pictures.
 SCRIPT = """
-import os, runpy, sys, time, model.sampling as sampling, pretrain.plots.extension as plots
+import os, runpy, sys, time, model.sampling as sampling, pretrain.plots.command as plots
 def fail(*_): raise MemoryError("no memory left")
 def stop(*_): os.kill(os.getpid(), 15); time.sleep(60)
 def wait(*_): print("waiting", flush=True); time.sleep(60)

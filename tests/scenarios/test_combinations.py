@@ -30,10 +30,7 @@ from pretrain.data.making.assemble import Selection
 from pretrain.data.making.make import make_corpus
 from pretrain.data.sources.files import PlainFiles
 from pretrain.evaluation import command as evaluation
-from pretrain.report import build_metrics
-from pretrain.runtime.control import Control
 from pretrain.runtime.signals import STOPPED, Stopped
-from pretrain.trainer import Trainer
 from tests.helpers.combined_settings import INFEASIBLE, SETTINGS, STEPS, ds_config_of, ranks_of, run_of
 from tests.helpers.covering import contradicts, covering_array, pairs_of
 from tests.helpers.distributed import run_distributed
@@ -41,7 +38,7 @@ from tests.helpers.items import write_data_sets
 from tests.helpers.refusals import refusal
 from tests.helpers.shapes import contents, differences, newest
 from tests.helpers.small_corpus import small_paths
-from tests.helpers.training import build, curve
+from tests.helpers.training import build, curve, fit
 
 LEVELS = {name: list(levels) for name, levels in SETTINGS.items()}
 TOGETHER = [combination for combination, _ in INFEASIBLE]
@@ -132,14 +129,14 @@ class Asks:
 def session(run, ds_config, stop=None):
     """Train *run* as the command does, to its end or asked to stop at step *stop*; notes, last step."""
     built = build(run, ds_config)
-    with mock.patch("pretrain.report.peak_flops", lambda *_: (1e12, "not measured, which takes a second")):
-        metrics = build_metrics(built)
     # To generate code takes half a minute for each rank and head count: elsewhere graphs run as captured.
     simple = "FUZZ_EXAMPLES" in os.environ and built.world.size == 1 and not run.growth.active
     compiler = torch.compile if simple else functools.partial(torch.compile, backend="aot_eager")
-    with metrics, mock.patch("torch.compile", compiler):
+    if stop:
+        built.trainer.control.listener = Asks(built.state, stop)
+    with mock.patch("torch.compile", compiler):
         try:
-            Trainer(built, metrics, Control(built.world, Asks(built.state, stop) if stop else None)).fit()
+            fit(built)
         except Stopped:
             assert stop
     return built.notes, built.state.step

@@ -17,7 +17,6 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.data.making.assemble import Selection
 from pretrain.data.making.make import make_corpus
 from pretrain.data.sources.files import PlainFiles
-from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.memory.footprint import activations
 from pretrain.plan.command import main as plan_main
@@ -26,7 +25,7 @@ from pretrain.validation.loss import Validation
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
 from tests.helpers.small_corpus import small_paths
-from tests.helpers.training import build, curve, interrupted, nano_run, session
+from tests.helpers.training import build, curve, engine_of, interrupted, nano_run, session
 
 BOTH = ("false", "true")
 MASK = "--document_mask true"
@@ -99,7 +98,7 @@ def losses(run, stage, steps=4):
     """Losses and norms of some steps of the run's own batches."""
     session = build(run, stage)
     world = session.world
-    engine = build_engine(run, session.model, session.decisions.ds_config.value, world.grid)
+    engine = engine_of(run, session.model_config, session.decisions.ds_config.value, world.grid)
     found = []
     for step in range(steps):
         for group in engine.optimizer.param_groups:

@@ -10,7 +10,7 @@ from tests.helpers.launch import ROOT
 PROGRAM = """
 import sys
 import torch.distributed as dist
-import pretrain.open_session, pretrain.report, pretrain.trainer
+import pretrain.assembly.open_run, pretrain.report, pretrain.trainer
 from pretrain import recipe, train
 from pretrain.utils.plotting import _figure_class
 from tests.helpers.process_state import differences, process_state

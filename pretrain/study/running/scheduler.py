@@ -145,9 +145,9 @@ def check_runs(study: Study) -> None:
         UserError: see read_ds_config, rank_numbers, check_settings and check_start of
             pretrain/run/preflight.py, and open_data.
     """
+    from pretrain.assembly.data import open_data
     from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config
-    from pretrain.run.data import open_data
     from pretrain.run.preflight import check_settings, check_start
 
     ds_config = read_ds_config(ds_config_path(study))

@@ -14,7 +14,7 @@ from pretrain.checkpoint.manifest import MANIFEST, verify, write_manifest
 from pretrain.checkpoint.mirror import RECORD, Mirror, restore_lost
 from pretrain.checkpoint.object_store import Store, check_mirror
 from pretrain.checkpoint.store import CheckpointStore
-from pretrain.config.run_config import CheckpointConfig
+from pretrain.config.sections import CheckpointConfig
 from pretrain.utils.files import file_entry
 from tests.helpers.training import alone
 

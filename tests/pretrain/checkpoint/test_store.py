@@ -16,7 +16,7 @@ from pretrain.checkpoint import store as module
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.store import CheckpointStore
-from pretrain.config.run_config import CheckpointConfig
+from pretrain.config.sections import CheckpointConfig
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.runtime.world import start_world
 from tests.helpers.damage import damage

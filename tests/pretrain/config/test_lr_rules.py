@@ -14,15 +14,10 @@ from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.lr_rules import NAMED_RULES, parse_rules
 from pretrain.config.sources import load_run_config
-from pretrain.extensions import EXTENSIONS
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.optim.schedule import RuleSchedule
 from tests.helpers.refusals import refused
 
-needs_diagnostics = pytest.mark.skipif(
-    "diagnostics" not in {listed.name for listed in EXTENSIONS},
-    reason="release: maturity comes with diagnostics",
-)
 ROOT = Path(__file__).resolve().parents[3]
 UPPER_QK = {"name": "slow", "parameters": ["q", "k"], "layers": "upper_half", "scale": 0.25}
 UPPER_QK |= {"hold": 8, "ramp": 4}
@@ -211,7 +206,6 @@ BAD_MATURITY = [
 ]
 
 
-@needs_diagnostics
 @pytest.mark.parametrize(("changes", "message"), BAD_MATURITY)
 def test_bad_releases_by_maturity_are_one_clear_line(changes, message):
     test_bad_rules_are_one_clear_line([MATURITY | changes], message)
@@ -236,7 +230,6 @@ def test_from_a_recipe_and_back(tmp_path):
     assert load_run_config(tmp_path / "config.yaml") == run
 
 
-@needs_diagnostics
 def test_the_plot_and_its_table(tmp_path):
     from pretrain.optim.lr_plot import plot_learning_rates
 

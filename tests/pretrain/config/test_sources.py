@@ -21,7 +21,8 @@ from model.errors import UserError
 from model.heads import format_heads
 from pretrain import recipe
 from pretrain.config.command_line import parse_command_line
-from pretrain.config.run_config import OptimizerConfig, RunConfig
+from pretrain.config.run_config import RunConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.config.sources import SECTIONS, differing_settings, flatten, load_run_config, make_run
 from pretrain.study.study_file import parse_study
 from tests.helpers.fuzzing import fixed

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
+from pretrain.assembly.data import open_data
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.sequences import TrainingSequences
-from pretrain.run.data import open_data
 from pretrain.validation.token_counts import token_shares
 from tests.helpers.corpora import write_documents
 

@@ -11,7 +11,6 @@ from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
-from pretrain.engine.build import build_engine
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import Shape, build
 from tests.helpers.training import alone, nano_run
@@ -136,9 +135,9 @@ def look_in_engine(run, shape):
     """The figures of a freshly built engine; also that a second pass finds the same and leaves the mode
     alone."""
     opened = build(run, shape)
-    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
-    windows = windows_of(opened.model, 5)
-    probe = ForwardProbe(opened.model, windows, opened.batch.micro_batch, opened.world, positions=4)
+    engine = opened.trainer.engine
+    windows = windows_of(opened.model_config, 5)
+    probe = ForwardProbe(opened.model_config, windows, opened.batch.micro_batch, opened.world, positions=4)
     engine.train()
     before = hooks(engine.module)
     result = probe.run(engine, lower_layers(4))

@@ -6,8 +6,8 @@ import pytest
 
 from model.errors import UserError
 from pretrain.checkpoint.state import read_state
+from pretrain.config.sections import MaturityConfig
 from pretrain.diagnostics.maturity import settled
-from pretrain.diagnostics.settings import MaturityConfig
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import newest
 from tests.helpers.training import broken_off, curve, interrupted, nano_run, session

@@ -13,10 +13,10 @@ from model.config import ModelConfig
 from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.engine.patches import prepare_deepspeed
+from tests.helpers.training import engine_of
 
 VOCABULARY = 300
 
@@ -54,7 +54,7 @@ def nano_engine(
     config = run.build_model_config(VOCABULARY)
     plan = plan_batch(tokens, micro_batch, config, dist.get_world_size(), 1 << 30, "cpu")
     merged = merge_ds_config(ds_config, run, plan, precision == "bf16", config)
-    return build_engine(run, config, merged, ALONE), config, plan
+    return engine_of(run, config, merged, ALONE), config, plan
 
 
 def batches(config: ModelConfig, plan: BatchPlan, steps: int) -> Iterator[list[tuple[Tensor, Tensor]]]:

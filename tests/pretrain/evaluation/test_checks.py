@@ -7,8 +7,8 @@ import pytest
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sections import EvaluationConfig
 from pretrain.evaluation import checks
-from pretrain.evaluation.settings import EvaluationConfig
 from pretrain.run.preflight import check_start
 
 pytest.importorskip("lm_eval")

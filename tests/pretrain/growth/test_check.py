@@ -7,10 +7,10 @@ from model.config import block
 from model.errors import UserError
 from model.initialization import initialize
 from model.transformer import Transformer
+from pretrain.config.growth import GrowthConfig
 from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.edit import candidate, changed_model
 from pretrain.growth.record import Change, GrowthState
-from pretrain.growth.settings import GrowthConfig
 from pretrain.growth.spectrum import extremes
 
 D = 12

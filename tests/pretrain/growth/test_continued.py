@@ -6,9 +6,7 @@ import torch
 
 from model.config import ModelConfig
 from pretrain.checkpoint.state import read_features, read_state
-from pretrain.engine.build import build_engine
 from pretrain.growth import hook
-from pretrain.growth.extension import Growing
 from pretrain.growth.hook import CAPTURED, Growth
 from tests.helpers.distributed import run_distributed
 from tests.helpers.items import write_data_sets
@@ -29,7 +27,8 @@ def heads_at(run, step):
 
 
 def opening_of(run):
-    return Growing().opening(build(run, Shape(1, 2)))
+    opened = build(run, Shape(1, 2))
+    return [line for hook in opened.trainer.hooks for line in hook.opening(opened)]
 
 
 def test_growth_that_was_off_goes_on_with_what_it_knew(small_folder, tmp_path):
@@ -86,12 +85,12 @@ def test_a_grown_run_is_not_given_other_heads(small_folder, tmp_path):
 
 def a_check_of_broken_activations(run):
     opened = build(run, Shape(1, 2))
-    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
+    engine = opened.trainer.engine
     growth = Growth(opened)
     measured = hook.second_moments
     hook.second_moments = lambda *given: [moment * torch.nan for moment in measured(*given)]
     try:
-        result = growth.run(engine, opened.state)
+        result = growth.run(engine, opened.state, {})
     finally:
         hook.second_moments = measured
     return result.figures, result.lines, [name for name in growth.state() if "moment" in name]

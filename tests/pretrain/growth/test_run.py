@@ -10,13 +10,11 @@ import torch
 from model.config import ModelConfig
 from model.transformer import Transformer
 from pretrain import convert, generate
-from pretrain.checkpoint.reshard import load_resharded
 from pretrain.checkpoint.state import read_features, read_state
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.engine.build import build_engine
+from pretrain.growth.edit import open_changed
 from pretrain.growth.hook import Growth
 from pretrain.growth.measure import Candidate, gradient_norms, second_moments
-from pretrain.run.extension import open_checkpoint
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.signals import Stopped
 from tests.helpers.distributed import run_distributed
@@ -49,9 +47,7 @@ def growing(data, runs, flags="", steps=6, schedule=None):
 def loaded_after_the_event(run, shape):
     """What an engine holds that has read the newest checkpoint and made its pending changes."""
     opened = build(run, shape)
-    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
-    load_resharded(engine, opened.resumed_from, opened.world, opened=open_checkpoint)
-    held = gathered(engine)
+    held = gathered(opened.trainer.engine)
     return held if torch.distributed.get_rank() < shape.tensor_parallel else None
 
 
@@ -130,14 +126,14 @@ def opened_with(folder, pending):
     state = json.loads((folder / "state.json").read_text())
     state["records"]["growth"]["values"]["pending"] = pending
     (folder / "state.json").write_text(json.dumps(state))
-    return open_checkpoint(folder)
+    return open_changed(folder)
 
 
 def test_new_heads_change_no_function_and_pruned_ones_leave_the_others(small_folder, tmp_path):
     run = growing(small_folder, tmp_path, f"--growth.start 3 {BIASED}", schedule={2: "3,4,3,4"})
     run_distributed(interrupted, 1, run, 2, 1, 2)
     folder = run.folder / "checkpoints/step_000002"
-    before, grown = UnshardedCheckpoint.open(folder), open_checkpoint(folder)
+    before, grown = UnshardedCheckpoint.open(folder), open_changed(folder)
     tokens = torch.randint(0, 600, (4, 64), generator=torch.Generator().manual_seed(1))
     logits = logits_of(before, tokens)
     # A product over more columns is summed in another order, so the last bit may differ.
@@ -241,13 +237,13 @@ def gradient_of_a_candidate(run):
     """A candidate's gradient norm, and the norm of the gradient that its output has once it is in the
     network."""
     opened = build(run, Shape(1, 2))
-    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
-    layer, d = 2, opened.model.d_model
+    engine = opened.trainer.engine
+    layer, d = 2, opened.model_config.d_model
     batches = [opened.micro_batch(0, index) for index in range(opened.batch.accumulation)]
     generator = torch.Generator().manual_seed(5)
     head = Candidate(*(torch.randn(16, d, generator=generator) * 0.1 for _ in range(3)))
     measured = gradient_norms(engine, batches, {layer: head}, opened.world)[layer]
-    grown = opened.model.replace(heads=tuple(1 + (index == layer) for index in range(4)))
+    grown = opened.model_config.replace(heads=tuple(1 + (index == layer) for index in range(4)))
     network = Transformer(grown)
     weights = dict(engine.module.named_parameters())
     with torch.no_grad():
@@ -266,10 +262,10 @@ def moments_of_a_batch(run, ranks):
     """The second moments that growth measures, and those of the norms' outputs, in fp64, of the global
     batch."""
     opened = build(run, Shape(ranks, 2))
-    engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
+    engine = opened.trainer.engine
     batches = [opened.micro_batch(0, index) for index in range(opened.batch.accumulation)]
     measured = second_moments(engine, batches, opened.world)
-    network = Transformer(opened.model).double()
+    network = Transformer(opened.model_config).double()
     network.load_state_dict({name: weight.double() for name, weight in engine.module.state_dict().items()})
     rows = []
     for block in network.layers:

@@ -6,9 +6,9 @@ import pytest
 import scipy.sparse.linalg
 import torch
 
+from pretrain.config.growth import GrowthConfig
 from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.record import GrowthState
-from pretrain.growth.settings import GrowthConfig
 from pretrain.growth.spectrum import extended, extremes, head_energies, projected, residual, skew_product
 
 

@@ -11,7 +11,7 @@ from model.presets import preset
 from model.process_grid import ALONE
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
-from pretrain.config.run_config import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config

@@ -7,11 +7,11 @@ import torch
 
 from model.parameters import parameter_specs
 from pretrain.diagnostics.weights import engine_update_row
-from pretrain.engine.build import build_engine
 from pretrain.engine.layout import engine_flats, inner_optimizer
 from pretrain.optim.groups import run_groups
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import Shape, build, shape_run
+from tests.helpers.training import engine_of
 from tests.pretrain.optim.reference import muon_updates
 
 # Three heads (which t = 2 and 4 cut), one head, and grouped queries.
@@ -42,7 +42,7 @@ def recorded_steps(run, shape):
     the norm and the diagnostics that were reported."""
     session = build(run, shape)
     ds_config, grid = session.decisions.ds_config.value, session.world.grid
-    engine = build_engine(run, session.model, ds_config, grid, **session.decisions.kernels())
+    engine = engine_of(run, session.model_config, ds_config, grid, **session.decisions.kernels())
     inner, gradients = inner_optimizer(engine), {}
     original = inner.step
 
@@ -64,7 +64,7 @@ def recorded_steps(run, shape):
             engine.step()
         found = [flat_pieces(engine, gradients.__getitem__), before]
         found.append(flat_pieces(engine, lambda master: master.detach()))
-        figures = engine_update_row(engine, parameter_specs(session.model))
+        figures = engine_update_row(engine, parameter_specs(session.model_config))
         steps.append((*found, float(engine.get_global_grad_norm()), figures))
     return steps
 

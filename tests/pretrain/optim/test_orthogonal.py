@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pretrain.config.run_config import MuonConfig
+from pretrain.config.sections import MuonConfig
 from pretrain.optim.orthogonal import matrix_update, orthogonalized, update_size
 from tests.pretrain.optim.reference import newton_schulz
 

@@ -37,7 +37,7 @@ def decided(
 ) -> Decisions:
     values: dict[str, Any] = {"model": model, "global_batch_tokens": 65536} | asked
     run = RunConfig(**values)
-    chosen = Decision(run.build_model_config(600), "as asked for")
+    chosen = run.build_model_config(600)
     return decide(run, ds_config(stage), chosen, before, facts)
 
 
@@ -117,13 +117,13 @@ def test_a_contradiction_of_precision_is_refused() -> None:
     run = RunConfig(model="prism-micro", precision="fp32", global_batch_tokens=65536)
     config = ds_config(2) | {"bf16": {"enabled": True}}
     with pytest.raises(UserError, match="precision: fp32 contradicts"):
-        decide(run, config, Decision(run.build_model_config(600), ""), NEW, CPU)
+        decide(run, config, run.build_model_config(600), NEW, CPU)
 
 
 def test_nothing_that_is_given_changes_and_the_result_is_plain() -> None:
     run, before, config = RunConfig(model="prism-micro", global_batch_tokens=65536), saved(CPU), ds_config(2)
     given = copy.deepcopy((run, before, config))
-    made = decide(run, config, Decision(run.build_model_config(600), "as asked for"), before, CPU)
+    made = decide(run, config, run.build_model_config(600), before, CPU)
     assert (run, before, config) == given
     plain = json.loads(json.dumps(made.to_plain()))
     assert " ".join(plain) == "model dtype threads compile fused attention batch ds_config"

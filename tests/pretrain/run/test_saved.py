@@ -13,7 +13,7 @@ from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_path
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.store import CheckpointStore, remove
-from pretrain.config.run_config import CheckpointConfig
+from pretrain.config.sections import CheckpointConfig
 from pretrain.run.saved import SavedRun, find_checkpoint, refuse_links
 from pretrain.utils.files import file_entry
 from tests.helpers.refusals import refused

@@ -33,7 +33,7 @@ def test_parameters_are_the_models(config: ModelConfig):
 
 
 def test_decayed_parameters_are_the_optimizers():
-    from pretrain.config.run_config import OptimizerConfig
+    from pretrain.config.sections import OptimizerConfig
     from pretrain.optim.groups import parameter_groups
 
     for config in MODELS:

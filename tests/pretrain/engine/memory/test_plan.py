@@ -12,7 +12,7 @@ from benchmarks.memory import Case
 from model.config import block
 from model.parameters import parameter_specs
 from model.presets import preset
-from pretrain.config.run_config import OptimizerConfig
+from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.engine.memory.footprint import activations, rank_parameters
 from pretrain.engine.memory.plan import largest_group, memory_plan, states

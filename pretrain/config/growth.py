@@ -12,7 +12,6 @@ from model.config import ModelConfig
 from model.declared import Count, FromZero, Positive, PositiveNumber, declared
 from model.errors import UserError
 from model.heads import HeadSchedule, format_heads, normalize_heads, parse_heads
-from pretrain.config.section import Section
 
 
 def _read_steps(value: Any) -> Any:
@@ -78,6 +77,13 @@ class GrowthConfig:
     ] = field(default_factory=dict)
     """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: "2x2,4x2"}."""
 
+    def __post_init__(self) -> None:
+        if (self.criterion == "schedule") != bool(self.schedule):
+            raise UserError(
+                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}; "
+                "give steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
+            )
+
     @property
     def active(self) -> bool:
         """Whether heads are added or pruned."""
@@ -133,43 +139,3 @@ def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
             f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which "
             f"every head count needs; give a multiple of {tensor_parallel}"
         )
-
-
-def most_heads(run: Any) -> int:
-    """Most heads of a layer that a run with growth may reach."""
-    return run.growth.maximum or max(run.fixed_model_config().heads)
-
-
-@declared()
-class GrowthSettings(Section):
-    """What growth adds to RunConfig."""
-
-    growth: GrowthConfig = field(default_factory=GrowthConfig)
-    """Heads that are added and pruned while the model trains. See docs/growth.md."""
-
-    @staticmethod
-    def check(run: Any) -> None:
-        """Refuse fields of growth that contradict each other, or the run."""
-        growth = run.growth
-        if (growth.criterion == "schedule") != bool(growth.schedule):
-            raise UserError(
-                f"growth.schedule: {growth.schedule} does not go with growth.criterion {growth.criterion}; "
-                "give steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
-            )
-        if growth.active and run.heads is not None:
-            raise UserError(
-                f"heads: {run.heads!r} contradicts growth.criterion {growth.criterion}, which finds the "
-                "heads; leave one out"
-            )
-
-    @staticmethod
-    def first_model(run: Any, model: ModelConfig) -> ModelConfig:
-        """The model with the heads that growth starts with."""
-        return run.growth.start_model(model, run.steps, run.tensor_parallel) if run.growth.active else model
-
-    @staticmethod
-    def largest_model(run: Any, model: ModelConfig) -> ModelConfig:
-        """The model with the most heads in every layer."""
-        if not run.growth.active:
-            return model
-        return model.replace(heads=tuple(max(heads, most_heads(run)) for heads in model.heads))

@@ -7,9 +7,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from pretrain.engine.patches import prepare_deepspeed
 from pretrain.run import decisions
-from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import build, fit, nano_run
 from tests.helpers.training import session as train_session
@@ -40,15 +38,11 @@ def test_the_thread_count_of_a_run_is_that_of_its_checkpoint(small_folder, tmp_p
 
 def saved_and_resumed(run):
     before = torch.get_num_threads()
-    prepare_deepspeed()
     try:
-        fit(build(run, 1, start_world(2, False)))
-        torch.set_num_threads(1)
-        with mock.patch.dict(os.environ):
+        fit(build(run, 1))
+        with mock.patch.dict(os.environ), mock.patch("pretrain.runtime.world.available_cores", lambda: 1):
             os.environ.pop("OMP_NUM_THREADS", None)
-            world = start_world(None, False)
-            torch.set_num_threads(1)
-            resumed = build(replace(run, threads=None, steps=2), 1, world)
+            resumed = build(replace(run, threads=None, steps=2), 1)
         return torch.get_num_threads(), resumed.state.world.threads
     finally:
         torch.set_num_threads(before)

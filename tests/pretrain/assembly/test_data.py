@@ -16,8 +16,10 @@ import pytest
 from model.errors import UserError
 from model.presets import preset
 from pretrain import report
+from pretrain.assembly.data import open_data
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.config.run_config import RunConfig, ValidationConfig
+from pretrain.config.run_config import RunConfig
+from pretrain.config.sections import ValidationConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, IndexedWriter
 from pretrain.data.making.assemble import Selection
@@ -25,7 +27,6 @@ from pretrain.data.making.make import make_corpus
 from pretrain.data.sources.files import PlainFiles, files_below
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.run.data import open_data
 from pretrain.run.resume import check_resume
 from pretrain.run.session import Session
 from pretrain.runtime.world import start_world
@@ -125,8 +126,8 @@ def opened_by_ranks(run, folders):
         data = open_data(run, print, world)
         patch.setattr(IndexedTokens, "read", IndexedTokens.read if world.is_main else None)
         model: Any = SimpleNamespace(context_length=16)
-        given: dict[str, Any] = dict.fromkeys(("decisions", "sequences", "rates", "store", "state"))
-        session = Session(run=run, model=model, data=data, world=world, **given)
+        given: dict[str, Any] = dict.fromkeys(("decisions", "sequences", "rates", "state"))
+        session = Session(run=run, model_config=model, data=data, world=world, **given)
         rows, label_bytes = session.validation_windows(5), session.validation_bytes(5)
         documents = session.validation_documents(5)
     sequence = data.training_sequences(16, 0).sequence(3)

@@ -1,7 +1,8 @@
-"""Profiling as an extension of a run: a hook that traces some of its steps."""
+"""The hook that traces some steps of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pretrain.checkpoint.state import TrainingState
-from pretrain.profiling.settings import steps_of
-from pretrain.run.extension import Extension
 from pretrain.run.hooks import Hook, HookResult
-from pretrain.run.session import Session
 from pretrain.utils.text import labelled
 
 FOLDER = "profile"
@@ -56,7 +54,7 @@ class Profiler(Hook):
         """At the last traced step."""
         return step == self.last
 
-    def run(self, engine: Any, state: TrainingState) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
         """End the trace and write it."""
         if self.running is None:  # the session began after the trace
             return HookResult()
@@ -75,17 +73,3 @@ class Profiler(Hook):
             torch.cuda.memory._record_memory_history(enabled=None)
             lines.append(labelled("profile", f"{snapshot}: open it at https://pytorch.org/memory_viz"))
         return HookResult(lines=lines)
-
-
-class Profiling(Extension):
-    """What profiling brings to a run."""
-
-    name = "profiling"
-
-    def hooks(self, session: Session) -> list[Hook]:
-        """The hook that traces, if it is asked for."""
-        run, world = session.run, session.world
-        if run.profile is None:
-            return []
-        first, last = steps_of(run.profile, run.steps)
-        return [Profiler(first, last, run.folder / FOLDER, world.rank, world.device)]

@@ -1,0 +1,1 @@
+"""Makes everything that training a run consists of. Begin with open_run.py."""

@@ -1,0 +1,160 @@
+"""Finds where a run stands, and loads what its last session has saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.config import ModelConfig
+from model.errors import UserError
+from pretrain.checkpoint.reshard import check_readable, load_resharded
+from pretrain.checkpoint.state import TrainingState, WorldRecord, has_engine_files, read_features
+from pretrain.checkpoint.store import CheckpointStore
+from pretrain.config.run_config import RunConfig
+from pretrain.data.tokenizer import Tokenizer
+from pretrain.growth.edit import note_changed, open_changed
+from pretrain.run.data import RunData
+from pretrain.run.decisions import Decisions
+from pretrain.run.hooks import Hook
+from pretrain.run.resume import (
+    IMPORT,
+    begins_optimizer_anew,
+    check_imported,
+    check_resume,
+    is_imported,
+    regrouped,
+    shape_change,
+)
+from pretrain.runtime.same_code import code_hash
+from pretrain.runtime.world import World
+
+# Settings of zero_optimization that decide where in a rank's files a parameter lies.
+PARTITIONING = ("round_robin_gradients", "parameter_alignment", "sub_group_size")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a run stands: its newest valid checkpoint."""
+
+    folder: Path | None
+    """None: the run begins."""
+    state: TrainingState
+    notes: list[str]
+    """What the user should know of it, a line each."""
+
+
+def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
+    """The newest valid checkpoint of a run, fetched from its mirror if its folder is lost. Collective.
+
+    Raises:
+        UserError: there are checkpoints, but none is valid, or ``resume: never`` was given; settings of an
+            import that has none.
+    """
+    fetched = store.restore_lost() if run.resume == "auto" else []
+    folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
+    if folder is None:
+        check_imported(run)
+        return Found(None, saved, [])
+    if run.resume == "never":
+        other = f"import again ({IMPORT} runs/OTHER)" if is_imported(saved) else "give --name for a new run"
+        raise UserError(
+            f"resume: {run.folder} already holds a checkpoint ({folder.name}); {other}, or --resume auto to "
+            "continue it"
+        )
+    return Found(folder, saved, [f"{line}; continuing from {folder.name}" for line in damaged] + fetched)
+
+
+def next_state(
+    saved: TrainingState, run: RunConfig, decisions: Decisions, data: RunData, world: World
+) -> TrainingState:
+    """The state with which a session goes on from that of a checkpoint."""
+    state = dataclasses.replace(
+        saved,
+        skipped_in_a_row=0,  # settings may have changed, so a run that had stopped learning gets a new chance
+        run=run.to_dict(),
+        decided=decisions.decided(),
+        model=decisions.model.value.to_json(),
+        data=data.identity(),
+        world=_world_record(world, decisions, saved),
+    )
+    if saved.model and not saved.run:
+        state.from_seed, state.imported = False, True  # a model that was made elsewhere
+    return state
+
+
+def _world_record(world: World, decisions: Decisions, saved: TrainingState) -> WorldRecord:
+    """What a checkpoint's files, and the bits of its numbers, depend on; every code that took part."""
+    zero = decisions.ds_config.value["zero_optimization"]
+    code, now = saved.world.code if saved.world else [], code_hash()
+    return WorldRecord(
+        **world.record(),
+        threads=decisions.threads.value,
+        stage=zero["stage"],
+        dtype=decisions.dtype.value,
+        code=code if code[-1:] == [now] else [*code, now],
+        offload=(zero.get("offload_optimizer") or {}).get("device", "none"),
+        partitioning={key: zero[key] for key in PARTITIONING if key in zero},
+    )
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a session loads the checkpoint that it goes on from."""
+
+    folder: Path | None
+    """The checkpoint; None for a run that begins."""
+    reshape: bool = False
+    """Whether its files are of another shape, and are read parameter by parameter."""
+    weights_only: bool = False
+    """Whether the optimizer begins anew: it is of another kind."""
+    notes: tuple[str, ...] = ()
+    """What has changed, a line each."""
+
+    def load(self, engine: Any, store: CheckpointStore, state: TrainingState, hooks: Sequence[Hook]) -> None:
+        """Set the engine and the hooks as the last session left them. Collective.
+
+        Raises:
+            UserError: the checkpoint's files cannot be read.
+        """
+        if self.folder is not None:
+            if self.reshape:
+                load_resharded(engine, self.folder, store.world, open_changed, self.weights_only)
+                note_changed(state)
+            else:
+                store.load(engine, self.folder)
+            tensors = read_features(self.folder)
+            for hook in hooks:
+                hook.restore(tensors)
+        engine.train()
+
+
+def plan_loading(
+    newest: Found,
+    state: TrainingState,
+    run: RunConfig,
+    held: ModelConfig,
+    tokenizer: Tokenizer,
+    world: World,
+) -> Loading:
+    """Check that a session may go on from a checkpoint, and say how. Collective.
+
+    Args:
+        state: what next_state returned.
+        held: the model that the checkpoint must hold.
+        tokenizer: the run's.
+
+    Raises:
+        UserError: as check_resume, begins_optimizer_anew and check_readable.
+    """
+    folder, saved = newest.folder, newest.state
+    if folder is None:
+        return Loading(None)
+    notes = [*newest.notes, *check_resume(saved, state, run, held, (folder / "tokenizer", tokenizer))]
+    model = ModelConfig.from_json(state.model)
+    other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model)
+    reshape = other_shape is not None or not has_engine_files(folder) or model != held
+    check_readable(folder, world, open_changed)
+    return Loading(folder, reshape, begins_optimizer_anew(saved, run), tuple(notes))

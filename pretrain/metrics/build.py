@@ -1,0 +1,77 @@
+"""Builds the metrics of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.config import ModelConfig
+from pretrain.config.run_config import RunConfig, group_and_seed
+from pretrain.metrics.file import last_step
+from pretrain.metrics.session import Metrics
+from pretrain.runtime.hardware import MEASURED, peak_flops
+from pretrain.runtime.world import World
+from pretrain.utils.text import labelled
+
+
+def build_metrics(
+    run: RunConfig, world: World, step: int, model: ModelConfig, decisions: Mapping[str, Any]
+) -> Metrics:
+    """Build the metrics of a session, with MFU against the peak of all devices together. Collective.
+
+    Args:
+        step: at which the session begins.
+        decisions: of Decisions.to_plain.
+
+    Raises:
+        UserError: the run's metrics.jsonl is not a file that can be read.
+    """
+    flops, dtype = model.flops_per_token(), decisions["dtype"]["value"]
+    peak = None
+    world.once(lambda: last_step(run.folder))  # a file that cannot be read is refused by all ranks at once
+    if world.is_main:
+        per_device, source = peak_flops(world.device, torch.bfloat16 if dtype == "bf16" else torch.float32)
+        peak = per_device * world.size
+        world.say(_mfu_line(flops, peak, source))
+    study, variant = _study(run), group_and_seed(run.run_name)[0]
+    return Metrics(
+        run.folder,
+        total_steps=run.steps,
+        start_step=step,
+        main=world.is_main,
+        flops_per_token=flops,
+        peak_flops=peak,
+        every_seconds=run.logging.seconds,
+        tensorboard=run.logging.tensorboard,
+        mode=run.logging.wandb,
+        project=run.logging.wandb_project,
+        config={"run": run.to_dict(), "model": model.to_json(), "decisions": decisions},
+        group=study or variant,
+        tags=[
+            *[variant] * bool(study),
+            Path(run.model).stem,
+            f"zero{decisions['ds_config']['value']['zero_optimization']['stage']}",
+            dtype,
+        ],
+    )
+
+
+def _study(run: RunConfig) -> str | None:
+    """The name of the study that a run is part of."""
+    folder = Path(run.runs_dir)
+    return folder.resolve().name if (folder / "study.yaml").is_file() else None
+
+
+def _mfu_line(flops: float, peak: float, source: str) -> str:
+    """What MFU refers to, and whether it compares with that of another session."""
+    line = labelled(
+        "MFU",
+        f"= tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
+        f"{peak / 1e12:,.3g} TFLOP/s ({source})",
+    )
+    if source.startswith(MEASURED):
+        line += "; a peak measured anew by every session: compare tokens/s between sessions, and not MFU"
+    return line

@@ -1,0 +1,100 @@
+"""Hooks of a user's own: by --hooks and by train(hooks=…); what they are given; what is no hook."""
+
+import json
+
+import pytest
+
+from model.errors import UserError
+from pretrain.metrics.file import read_metrics
+from pretrain.run.hooks import Hook, load_hooks
+from tests.helpers.distributed import run_distributed
+from tests.helpers.refusals import refused
+from tests.helpers.training import build, curve, fit, nano_run, session
+
+NOTED = []
+
+
+class Notes(Hook):
+    """Notes the figures of each step."""
+
+    name = "notes"
+
+    def __init__(self, session):
+        NOTED.clear()
+
+    def due(self, step):
+        return True
+
+    def run(self, engine, state, figures):
+        NOTED.append((state.step, dict(figures)))
+        return super().run(engine, state, figures)
+
+
+class Alike(Notes):
+    name = "validation"
+
+
+def noted(run, hooks=()):
+    fit(build(run, 1, hooks))
+    return NOTED
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_hook_is_given_the_loss_and_the_norm_of_the_step(small_folder, tmp_path, ranks):
+    settings = ("--steps 5", "--hooks tests.pretrain.run.test_hooks:Notes")
+    run = nano_run(small_folder, tmp_path, *settings)
+    for rank in run_distributed(noted, ranks, run):
+        rows = {row["step"]: row for row in read_metrics(run.folder)}
+        assert [step for step, _ in rank] == [1, 2, 3, 4, 5] == [*rows]
+        for step, figures in rank:
+            expected = {name: rows[step].get(name) for name in ("train_loss", "grad_norm", "val_loss")}
+            assert {name: figures.get(name) for name in expected} == expected
+
+
+def test_the_numbers_are_those_without_it(small_folder, tmp_path):
+    runs = [nano_run(small_folder, tmp_path, "--steps 5 --name", name) for name in ("without", "with")]
+    assert run_distributed(session, 1, runs[0], 1)[0] == ([], None)
+    assert run_distributed(noted, 1, runs[1], [Notes])[0]
+    assert curve(runs[0].folder) == curve(runs[1].folder)
+
+
+def test_the_example_remembers_the_best_loss(small_folder, tmp_path):
+    settings = "--validation.every 2 --checkpoint.every 0 --hooks examples.best_loss:BestLoss"
+    for steps in ("4", "6"):
+        run = nano_run(small_folder, tmp_path, settings, "--steps", steps)
+        assert run_distributed(session, 1, run, 1)[0][1] is None
+    losses = {row["val_loss"]: row["step"] for row in read_metrics(run.folder) if "val_loss" in row}
+    state = json.loads((run.folder / "checkpoints/step_000006/state.json").read_text())
+    best = min(losses)
+    assert state["records"]["best_loss"]["values"] == {"loss": best, "step": losses[best]}
+
+
+FAILING = [
+    ("nope:X", "hooks: 'nope:X': nope cannot be imported (ModuleNotFoundError: No module named 'nope')"),
+    ("broken:X", "hooks: 'broken:X': broken cannot be imported (ValueError: no luck)"),
+    ("mine:Hok", "hooks: 'mine:Hok': Hok does not exist; did you mean 'Hook'?"),
+    ("mine:number", "hooks: 'mine:number': number is no class of pretrain.run.hooks.Hook"),
+    ("mine:dict", "hooks: 'mine:dict': dict does not exist"),
+]
+
+
+@pytest.mark.parametrize(("name", "line"), FAILING)
+def test_what_is_no_hook(monkeypatch, tmp_path, name, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("raise ValueError('no luck\\nat all')\n")
+    (tmp_path / "mine.py").write_text("from pretrain import Hook\nnumber = 3\n")
+    with pytest.raises(UserError) as error:
+        load_hooks([name])
+    assert str(error.value) == line
+    assert load_hooks(["mine:Hook"]) == [Hook]
+
+
+@pytest.mark.parametrize("value", ["nope", "a b:C", "a:", "[3]"])
+def test_what_is_no_name_of_a_hook(value):
+    assert refused("--hooks", value).startswith("hooks")
+
+
+def test_two_of_one_name(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--hooks tests.pretrain.run.test_hooks:Alike")
+    line = run_distributed(session, 1, run, 1)[0][1]
+    assert line == "hooks: two are called 'validation'; give each its own name"
