@@ -32,7 +32,7 @@ OUTCOMES = {
     "load_model": "Transformer",
 }
 PROGRAM = r"""
-import asyncio, json, os, signal, sys, threading
+import asyncio, gc, json, os, signal, sys, threading
 import torch
 import torch.distributed as dist
 import pretrain.assembly.open_run, pretrain.report, pretrain.trainer
@@ -114,6 +114,7 @@ OUTCOMES = {
 }
 
 _figure_class()
+gc.freeze()  # the libraries' objects are many, and every state is taken after a collection
 torch.manual_seed(3)
 found = {}
 for name, act in OUTCOMES.items():
