@@ -14,14 +14,13 @@ order. A rank that raises, dies or hangs ends the call with a ``DistributedError
 shows its traceback and last output; that pool is then thrown away, since nobody knows which collectives are
 still pending, and the next call starts a new one. What a worker does is in distributed_worker.py.
 
-Workers are forks of one process that has imported the libraries, which take each process several seconds.
+Workers are forks (nursery.py).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -29,18 +28,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
-from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 from tests.helpers.distributed_worker import serve
 from tests.helpers.launch import rank_environment
+from tests.helpers.nursery import start_nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 120.0
@@ -90,20 +87,6 @@ def shutdown(world_size: int | None = None) -> None:
         pool = _pools.pop(size, None)
         if pool is not None:
             pool.close()
-
-
-def start_nursery() -> Any:
-    """Start the process that workers are forks of, if it does not run yet; the context that forks them."""
-    context = multiprocessing.get_context("forkserver")
-    preload = ["torch", "torch.distributed", "pytest", "hypothesis", "tests.helpers.distributed_worker"]
-    # DeepSpeed asks for a GPU when it is imported, and a fork could not use it.
-    if not torch.cuda.is_available():
-        preload += ["deepspeed", "pretrain.trainer", "megatron.core.tensor_parallel"]
-    context.set_forkserver_preload(preload)
-    # One thread a rank: more compete for the same cores, and results depend on the number. Read at import.
-    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}):
-        forkserver.ensure_running()
-    return context
 
 
 class Pool:

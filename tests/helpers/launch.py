@@ -8,7 +8,8 @@
         running.kill(rank=0)
 
 By default the ranks are started directly, with the environment that a launcher would give them: ten seconds
-faster than the ``deepspeed`` command, which ``launcher="deepspeed"`` uses instead.
+faster than the ``deepspeed`` command, which ``launcher="deepspeed"`` uses instead. Ranks of the training are
+forks of a process that has imported the libraries (nursery.py), unless variables are given for them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
+
+from tests.helpers.nursery import ForkedScript
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "pretrain/main.py"
@@ -64,11 +67,17 @@ class Running:
     """Processes that were started and not yet waited for."""
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], cwd: Path
+        self,
+        commands: Sequence[Sequence[str]],
+        environments: Sequence[Mapping[str, str]],
+        cwd: Path,
+        forked: bool = False,
     ) -> None:
         self._logs: list[IO[bytes]] = [tempfile.TemporaryFile() for _ in commands]  # noqa: SIM115
-        self.processes = [
-            subprocess.Popen(
+        self.processes: list[Any] = [
+            ForkedScript(command, environment, cwd, log.fileno())
+            if forked
+            else subprocess.Popen(
                 command,
                 env=dict(environment),
                 cwd=cwd,
@@ -128,7 +137,12 @@ class Running:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)  # one that is too young to lead a group
             process.wait()
+
+
+def on_gpus() -> bool:
+    return os.environ.get("DS_ACCELERATOR") != "cpu"
 
 
 def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -148,6 +162,7 @@ def start(
     script: str | Path = MAIN,
     launcher: Literal["direct", "deepspeed"] = "direct",
     cwd: Path = ROOT,
+    forked: bool | None = None,
 ) -> Iterator[Running]:
     """Start *script* with *args* on *world_size* ranks; what still runs at the end of the block is killed.
 
@@ -155,7 +170,11 @@ def start(
         env: variables to set beside the current ones; OMP_NUM_THREADS is 1 unless given here, so that runs
             with different numbers of ranks have the same number of threads each.
         env_of: rank -> variables of that rank alone; not for a launcher.
+        forked: whether ranks are forks that have imported the libraries; by default where *env* and *env_of*
+            are empty and the training runs on CPUs.
     """
+    if forked is None:
+        forked = launcher == "direct" and script == MAIN and not env and not env_of and not on_gpus()
     script = str(ROOT / script)
     base = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     # DeepSpeed and the scripts find the tools of this environment (ninja, deepspeed) as if it were activated.
@@ -167,7 +186,8 @@ def start(
     else:
         own = [base | rank_environment(rank, world_size, port) for rank in range(world_size)]
         environments = [variables | dict((env_of or {}).get(rank, {})) for rank, variables in enumerate(own)]
-        running = Running([[sys.executable, "-u", script, *args]] * world_size, environments, cwd)
+        command = [script, *args] if forked else [sys.executable, "-u", script, *args]
+        running = Running([command] * world_size, environments, cwd, forked)
     try:
         yield running
     finally:

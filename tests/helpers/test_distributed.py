@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -26,12 +25,6 @@ def process_and_random_state() -> tuple[int, float, int]:
     return os.getpid(), torch.rand(1).item(), torch.get_num_threads()
 
 
-def group_count() -> int:
-    dist.new_group([0, 1])
-    dist.barrier()  # a rank that went on at once would close a group that the other is still connecting
-    return len(dist.distributed_c10d._world.pg_map)
-
-
 def environment() -> tuple[str, ...]:
     return tuple(os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
@@ -40,13 +33,6 @@ def fail_on(rank: int) -> None:
     print("about to fail")
     if dist.get_rank() == rank:
         raise ValueError("this rank is wrong")
-    dist.barrier()
-
-
-def exit_on(rank: int) -> None:
-    if dist.get_rank() == rank:
-        print("leaving", flush=True)
-        os._exit(7)
     dist.barrier()
 
 
@@ -61,15 +47,8 @@ def hang_on(rank: int) -> None:
         time.sleep(0.01)
 
 
-def return_something_local() -> Any:
-    return lambda: None
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_results_come_in_rank_order(world_size: int) -> None:
-    ranks = run_distributed(sum_over_ranks, world_size, 10, factor=2)
-    total = 2 * sum(10 + rank for rank in range(world_size))
-    assert ranks == [(rank, world_size, total) for rank in range(world_size)]
+def test_results_come_in_rank_order() -> None:
+    assert run_distributed(sum_over_ranks, 2, 10, factor=2) == [(0, 2, 42), (1, 2, 42)]
 
 
 def test_workers_are_reused_and_start_every_call_alike() -> None:
@@ -80,10 +59,6 @@ def test_workers_are_reused_and_start_every_call_alike() -> None:
     assert first == second
     assert all(threads == 1 for _, _, threads in second)
     assert len({pid for pid, _, _ in second}) == 2
-
-
-def test_groups_do_not_pile_up() -> None:
-    assert run_distributed(group_count, 2) == run_distributed(group_count, 2) == [2, 2]
 
 
 def test_failing_rank_shows_its_traceback_and_output() -> None:
@@ -97,14 +72,11 @@ def test_failing_rank_shows_its_traceback_and_output() -> None:
     assert run_distributed(sum_over_ranks, 2, 0)[0] == (0, 2, 1)
 
 
-@pytest.mark.parametrize(
-    ("function", "text"), [(exit_on, "rank 1 exited with status 7"), (kill_on, "rank 1 was ended by SIGKILL")]
-)
-def test_death_is_reported_at_once(function: Any, text: str) -> None:
+def test_death_is_reported_at_once() -> None:
     run_distributed(environment, 2)  # so that the time below does not include the start
     began = time.perf_counter()
-    with pytest.raises(DistributedError, match=text):
-        run_distributed(function, 2, 1)
+    with pytest.raises(DistributedError, match="rank 1 was ended by SIGKILL"):
+        run_distributed(kill_on, 2, 1)
     assert time.perf_counter() - began < 10
 
 
@@ -113,20 +85,3 @@ def test_hung_rank_times_out_and_shows_where() -> None:
         run_distributed(hang_on, 2, 1, timeout=0.5)
     assert "in hang_on" in str(error.value)
     assert 2 not in distributed._pools
-
-
-def test_dead_worker_is_replaced() -> None:
-    run_distributed(environment, 1)
-    pool = distributed._pools[1]
-    pool.ranks[0].process.kill()
-    pool.ranks[0].process.join()
-    assert run_distributed(sum_over_ranks, 1, 3) == [(0, 1, 3)]
-
-
-def test_what_cannot_travel_is_refused() -> None:
-    def local() -> None: ...
-
-    with pytest.raises(TypeError, match="top level"):
-        run_distributed(local, 1)
-    with pytest.raises(DistributedError, match="rank 0 raised"):
-        run_distributed(return_something_local, 1)

@@ -14,7 +14,7 @@ from model.exchange import BatchForm, HeadExchange, QueryForm
 from model.parallel_plan import plan
 from model.presets import preset, preset_names
 from tests.helpers.distributed import run_distributed
-from tests.helpers.fuzzing import fixed, seeded
+from tests.helpers.fuzzing import fixed
 from tests.helpers.marks import slow
 from tests.model.parallel import Sent, build, example, many_differences, scaled_down, shared_grid
 
@@ -140,11 +140,6 @@ def equals_one_rank(case):
 
 def test_random_schedules():
     fixed(equals_one_rank, examples=12)
-
-
-@pytest.mark.slow
-def test_more_random_schedules():
-    seeded(equals_one_rank, examples=100)
 
 
 def bytes_sent(config, batch, dtype, checkpointing=False):

@@ -69,7 +69,7 @@ def test_train_takes_the_rest(monkeypatch):
 def test_a_process_of_its_own_hands_on_its_arguments():
     code = "import sys; from pretrain.cli import main; sys.argv[0] = 'head-schedules'; sys.exit(main())"
     done = subprocess.run(
-        [sys.executable, "-c", code, "plan", "--model", "nope"],
+        [sys.executable, "-c", code, "presets", "nope"],
         capture_output=True,
         encoding="utf-8",
         cwd=ROOT,

@@ -51,7 +51,7 @@ def converted(run, out, chosen, weights):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("chosen", "kind"), [("native", "llama"), ("llama", "llama"), ("auto", "gpt2")])
+@pytest.mark.parametrize(("chosen", "kind"), [("native", "llama"), ("auto", "gpt2")])
 def test_peak_memory(chosen, kind, small, tmp_path):
     """340 and 455 MB of weights. GPT-2's are written transposed: then both are there."""
     heads = (4, 6, 8, 12) * 3 if chosen == "native" else (12,) * 12
@@ -63,9 +63,7 @@ def test_peak_memory(chosen, kind, small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "stage", "tensor_parallel"), [(2, 1, 1), (2, 2, 1), (2, 3, 1), (2, 1, 2), (4, 3, 2)]
-)
+@pytest.mark.parametrize(("ranks", "stage", "tensor_parallel"), [(2, 1, 1), (4, 3, 2)])
 def test_peak_memory_of_what_ranks_wrote(ranks, stage, tensor_parallel, small_folder, tmp_path):
     """DeepSpeed's files, whose parts of every parameter are joined: 230 MB of weights after one optimizer
     step."""

@@ -1,46 +1,19 @@
 """Training from a program of one's own: the settings of recipes, a run with a hook, what is imported."""
 
-import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
 import model
 import pretrain
 from model.errors import UserError
+from pretrain import Hook, HookResult, recipe, train
 from pretrain.config.command_line import parse_command_line
-from pretrain.library import recipe
-from tests.helpers.training import ROOT, curve, nano_arguments
-
-# Two steps with a hook, then to the end; the model that comes back, on the validation's windows.
-PROGRAM = """
-import json, signal, sys
-import torch
-from pretrain import Hook, HookResult, read_metrics, recipe, train
 from pretrain.data.sequences import ValidationSequences
-
-class Counts(Hook):
-    name = "counts"
-    def __init__(self, session):
-        self.session, self.calls = session, 0
-    def due(self, step):
-        return step % 2 == 0
-    def run(self, engine, state, figures):
-        self.calls += 1
-        return HookResult({"counts/calls": self.calls}, [f"counts   {self.calls}"])
-
-settings = json.loads(sys.argv[1])
-before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-train(recipe("micro", **settings | {"steps": 6}), "zero1", [Counts])
-trained = train(recipe("micro", **settings), "zero1", [Counts])
-assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-network, losses = trained.load_model(), []
-held_out = ValidationSequences(trained.corpora()[0], trained.model.context_length, 10)
-tokens = torch.from_numpy(held_out.batch(0, len(held_out)).astype("int64"))
-loss = network(tokens[:, :-1], tokens[:, 1:]).item()
-print(json.dumps([loss, [row.get("counts/calls") for row in read_metrics(trained.run_folder)]]))
-"""
+from tests.helpers.training import ROOT, curve, nano_run
 
 
 def test_a_recipe_is_that_of_the_command_with_the_same_flags():
@@ -74,32 +47,37 @@ def test_settings_that_are_refused(settings, message):
         recipe("nope")
 
 
-def test_train_continues_as_the_command_would(small_folder, tmp_path):
-    given = nano_arguments(small_folder, tmp_path)
-    settings = dict(zip([flag.removeprefix("--") for flag in given[::2]], given[1::2], strict=True))
-    del settings["config"]
-    nested: dict = {}
-    for name, value in settings.items():
-        section, _, last = name.rpartition(".")
-        plain = parse_plain(value)
-        (nested.setdefault(section, {}) if section else nested)[last] = plain
-    command = [sys.executable, "-c", PROGRAM, json.dumps(nested)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    loss, calls = json.loads(done.stdout.splitlines()[-1])
-    rows = curve(tmp_path / "nano")
+class Counts(Hook):
+    """Counts its own calls."""
+
+    name = "counts"
+
+    def __init__(self, session):
+        self.calls = 0
+
+    def due(self, step):
+        return step % 2 == 0
+
+    def run(self, engine, state, figures):
+        self.calls += 1
+        return HookResult({"counts/calls": self.calls}, [f"counts   {self.calls}"])
+
+
+def test_train_continues_as_the_command_would(small_folder, tmp_path, capfd):
+    """Six steps with a hook, then to the end; the model that comes back, on the validation's windows."""
+    run = nano_run(small_folder, tmp_path)
+    train(replace(run, steps=6), "zero1", [Counts])
+    trained = train(run, "zero1", [Counts])
+    printed, rows = capfd.readouterr().out, curve(tmp_path / "nano")
+    held_out = ValidationSequences(trained.corpora()[0], trained.model.context_length, 10)
+    tokens = torch.from_numpy(held_out.batch(0, len(held_out)).astype("int64"))
+    loss = trained.load_model()(tokens[:, :-1], tokens[:, 1:]).item()
     assert [row["step"] for row in rows] == [*range(1, 13)]
     assert loss == pytest.approx(rows[-1]["val_loss"], rel=1e-5)
+    calls = [row.get("counts/calls") for row in rows]
     assert calls == [None, 1, None, 2, None, 3] * 2  # each session has a hook of its own
     again = f"deepspeed --module pretrain.main --config {tmp_path}/nano/config.yaml"
-    assert f"continue  {again} --ds_config {tmp_path}/nano/ds_config.json --steps 24" in done.stdout
-
-
-def parse_plain(text):
-    try:
-        return json.loads(text)
-    except ValueError:
-        return str(text)
+    assert f"continue  {again} --ds_config {tmp_path}/nano/ds_config.json --steps 24" in printed
 
 
 def test_public_names_are_imported_when_they_are_used():

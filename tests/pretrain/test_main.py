@@ -25,21 +25,18 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
     assert again.returncode == 0 and "is already finished at step 12" in again.output
 
 
-@pytest.mark.parametrize(
-    ("seed", "launcher"), [pytest.param(0, "deepspeed", marks=pytest.mark.slow), (1, "direct")]
-)
-def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path, seed, launcher):
-    """Real processes, killed without warning; the curve must not show it, nor who started them."""
+def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path):
+    """Real processes, killed without warning; the curve must not show it."""
     more = "--logging.every 1 --logging.seconds 0"
     whole = nano_run(small_folder, tmp_path, "--name whole", more)
     assert run_distributed(session, 2, whole, 1, timeout=120) == [([], None)] * 2
     broken = nano_arguments(small_folder, tmp_path, "--name broken --ds_config ds_configs/zero1.json", more)
-    step = random.Random(seed).randint(5, 11)
+    step = random.Random(1).randint(5, 11)
     with start(broken, 2) as running:
         running.wait_for(f"step {step:>2}/12")
-        running.kill(rank=seed)
+        running.kill(rank=1)
         running.wait(60)
-    resumed = launch(broken, 2, launcher=launcher)
+    resumed = launch(broken, 2)
     assert resumed.returncode == 0, resumed.output
     assert "resume   from" in resumed.output
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")

@@ -4,6 +4,7 @@ One process for the whole table: its first call also shows that the second works
 """
 
 import json
+import os
 import subprocess
 import sys
 
@@ -19,9 +20,7 @@ OUTCOMES = {
     "hook raises": "ValueError: boom",
     "Ctrl-C": "KeyboardInterrupt: SIGINT",
     "SIGTERM": "Stopped: SIGTERM",
-    "stage 3": "SavedRun",
-    "other model, deterministic, threads": "SavedRun",
-    "within no_grad": "SavedRun",
+    "stage 3, other model, deterministic, threads": "SavedRun",
     "within inference_mode and float64": "SavedRun",
     "in a thread": "SavedRun",
     "in an event loop": "SavedRun",
@@ -33,7 +32,7 @@ OUTCOMES = {
     "load_model": "Transformer",
 }
 PROGRAM = r"""
-import asyncio, json, os, signal, sys, threading
+import asyncio, gc, json, os, signal, sys, threading
 import torch
 import torch.distributed as dist
 import pretrain.assembly.open_run, pretrain.report, pretrain.trainer
@@ -75,9 +74,6 @@ def in_thread():
 
 async def inside(): return run("loop")
 
-def no_grad():
-    with torch.no_grad(): return run("no-grad")
-
 def inference():
     torch.set_default_dtype(torch.float64)
     try:
@@ -103,11 +99,9 @@ OUTCOMES = {
     "hook raises": lambda: run("hook", hooks=hook(boom)),
     "Ctrl-C": lambda: run("int", hooks=hook(lambda: os.kill(os.getpid(), signal.SIGINT))),
     "SIGTERM": lambda: run("term", hooks=hook(lambda: os.kill(os.getpid(), signal.SIGTERM))),
-    "stage 3": lambda: run("three", "zero3"),
-    "other model, deterministic, threads": lambda: run(
-        "other", "zero1", heads="2x4", precision="bf16", deterministic=True, threads=2
+    "stage 3, other model, deterministic, threads": lambda: run(
+        "other", "zero3", heads="2x4", precision="bf16", deterministic=True, threads=2, steps=2
     ),
-    "within no_grad": no_grad,
     "within inference_mode and float64": inference,
     "in a thread": in_thread,
     "in an event loop": lambda: asyncio.run(inside()),
@@ -120,6 +114,7 @@ OUTCOMES = {
 }
 
 _figure_class()
+gc.freeze()  # the libraries' objects are many, and every state is taken after a collection
 torch.manual_seed(3)
 found = {}
 for name, act in OUTCOMES.items():
@@ -135,15 +130,15 @@ print(json.dumps(found))
 
 def test_train_leaves_the_process_as_it_was(small_folder, tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(small_folder), str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    # Two threads that spin while they wait would take the cores of other tests.
+    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: ended for name, (ended, _) in found.items() if not ended.startswith(OUTCOMES[name])} == {}
     assert {name: changed for name, (_, changed) in found.items() if changed} == {}
     assert [*found] == [*OUTCOMES]
     assert not [*tmp_path.glob("hook/checkpoints/.writing*")]
-    same = [
-        read_metrics(tmp_path / name) for name in ("run", "no-grad", "inference", "thread", "loop", "group")
-    ]
+    same = [read_metrics(tmp_path / name) for name in ("run", "inference", "thread", "loop", "group")]
     curves = [[row["train_loss"] for row in rows] for rows in same]
     assert len(curves[0]) == 4 and all(curve == curves[0] for curve in curves)  # bit-identical wherever

@@ -3,7 +3,7 @@ is converted, generates and is scored, or is rejected with the message that comb
 
     FUZZ_EXAMPLES=60 FUZZ_SEED=1 pytest -m slow -n 2 --dist load tests/scenarios/test_combinations.py
 
-takes 60 configurations: the covering arrays of FUZZ_SEED, FUZZ_SEED + 1 and so on. Without FUZZ_EXAMPLES six
+takes 60 configurations: the covering arrays of FUZZ_SEED, FUZZ_SEED + 1 and so on. Without FUZZ_EXAMPLES four
 are drawn from one array, one of which is compiled. The seed and the configuration are printed.
 """
 
@@ -43,7 +43,7 @@ from tests.helpers.training import build, curve, fit
 LEVELS = {name: list(levels) for name, levels in SETTINGS.items()}
 TOGETHER = [combination for combination, _ in INFEASIBLE]
 PLAIN = {name: levels[0] for name, levels in LEVELS.items()}
-COUNT = int(os.environ.get("FUZZ_EXAMPLES") or 6)
+COUNT = int(os.environ.get("FUZZ_EXAMPLES") or 4)
 
 
 @functools.cache
@@ -62,9 +62,8 @@ def configurations():
 # ---------------------------------------------------------------------- the array
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_pair_is_in_the_array_or_declared(seed):
-    array = covering_array(LEVELS, TOGETHER, seed)
+def test_every_pair_is_in_the_array_or_declared():
+    array = covering_array(LEVELS, TOGETHER, 0)
     assert len(array) < 30 and not any(contradicts(each, TOGETHER) for each in array)
     covered = {pair for each in array for pair in pairs_of(each)}
     for (first, levels), (second, others) in itertools.combinations(sorted(LEVELS.items()), 2):

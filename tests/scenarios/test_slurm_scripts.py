@@ -91,30 +91,39 @@ def test_containers_mounts_and_networks():
     assert bash("-c", line, INTERFACE="ib0").stdout == "ib0 ib0\n"
 
 
-def test_a_study_runs_all_or_says_how(tmp_path):
-    study = ["direction-small", "--out", str(tmp_path)]
-    alone = bash("slurm/study.sh", *study, "--dry_run", SLURM="0")
-    assert alone.returncode == 0 and "to do    42 runs" in alone.stdout
-    no_array = bash("slurm/study.sh", *study, SLURM_JOB_ID="7")
-    assert no_array.returncode == 2 and "--array=0-41" in no_array.stderr
-    beyond = bash("slurm/study.sh", *study, SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="42")
-    assert beyond.returncode == 2 and "valid: --array=0-41" in beyond.stderr
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study of four runs with two sequences a step."""
+    file = tmp_path_factory.mktemp("study") / "four.yaml"
+    settings = "{recipe: micro, seeds: 2, settings: {global_batch_tokens: 512}, baseline: a, "
+    file.write_text(settings + "variants: {a: {heads: 8x4}, b: {heads: 4x4}}}")
+    return str(file)
+
+
+def test_a_study_runs_all_or_says_how(study, tmp_path):
+    given = [study, "--out", str(tmp_path)]
+    alone = bash("slurm/study.sh", *given, "--dry_run", SLURM="0")
+    assert alone.returncode == 0 and "to do    4 runs" in alone.stdout
+    no_array = bash("slurm/study.sh", *given, SLURM_JOB_ID="7")
+    assert no_array.returncode == 2 and "--array=0-3" in no_array.stderr
+    beyond = bash("slurm/study.sh", *given, SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID="4")
+    assert beyond.returncode == 2 and "valid: --array=0-3" in beyond.stderr
 
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "node1"}
 
 
 @pytest.mark.parametrize(("tasks", "started"), [("8", "2"), ("1", "1")])
-def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(tmp_path, tasks, started):
-    """direction-small has two sequences a step; srun takes its number of tasks from the environment."""
+def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(study, tmp_path, tasks, started):
+    """srun takes its number of tasks from the environment."""
     write_tools(tmp_path, srun='echo "srun: $SLURM_NTASKS of ${SLURM_NTASKS_PER_NODE:-any}"', scontrol="")
     job = JOB | {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": tasks}
     job |= {"VENV": str(tmp_path / "none"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = bash("slurm/study.sh", "direction-small", "--out", str(tmp_path / "o"), **job)
+    done = bash("slurm/study.sh", study, "--out", str(tmp_path / "o"), **job)
     assert done.returncode == 0, done.stderr
     assert f"srun: {started} of {'any' if tasks != started else tasks}" in done.stdout
     assert ("ranks    2 of the job's 8 tasks" in done.stdout) == (tasks != started)
-    assert (tmp_path / "o/configs/ascending-s1.yaml").is_file()
+    assert (tmp_path / "o/configs/b-s2.yaml").is_file()
 
 
 ONE_TASK = "srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x"
@@ -122,7 +131,7 @@ ASKED = {"my.sif": "apptainer exec my.sif python -m pretrain.study task", "nvcr.
 
 
 @pytest.mark.parametrize(("container", "asked"), ASKED.items())
-def test_a_study_in_a_container(tmp_path, container, asked):
+def test_a_study_in_a_container(study, tmp_path, container, asked):
     """The host has no Python: the study is asked in the container what to run."""
     tools, calls = tmp_path / "tools", tmp_path / "calls"
     in_container = f'echo "${{0##*/}} $*" >> {calls}; while [ "$1" != python ]; do shift; done; shift'
@@ -130,8 +139,8 @@ def test_a_study_in_a_container(tmp_path, container, asked):
     host = {"python": "echo called on the host >&2; exit 127", "scontrol": "echo NodeAddr=node1"}
     write_tools(tools, **started, **host)
     job = JOB | {"CONTAINER": container}
-    study = ["direction-small", "--out", str(tmp_path / "out"), "--dry_run"]
-    done = bash("slurm/study.sh", *study, PATH=f"{tools}:/usr/bin:/bin", **job)
+    given = [study, "--out", str(tmp_path / "out"), "--dry_run"]
+    done = bash("slurm/study.sh", *given, PATH=f"{tools}:/usr/bin:/bin", **job)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert calls.read_text().startswith(asked)
     assert "bash slurm/task.sh pretrain/main.py --ds_config ds_configs/zero2.json --config" in done.stdout

@@ -17,7 +17,7 @@ from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
 from tests.helpers.training import ROOT, broken_off, curve, nano_run, session
 
-STEPS = 20
+STEPS = 12
 # Clipping and decay so strong that a wrong norm, or a shard that is not decayed, shows in the first digits.
 SETTINGS = ["--optimizer.gradient_clipping", "0.05", "--optimizer.weight_decay", "10"]
 ARCHITECTURE = ["--architecture", "{context_length: 16, attention_bias: all, ffn_bias: true}"]
@@ -105,11 +105,11 @@ def bf16_reference():
     return run_distributed(train, 1, 1, 2, "bf16", timeout=120)[0]
 
 
-@pytest.mark.parametrize(("tensor_parallel", "stage"), [(2, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize(("tensor_parallel", "stage"), [(2, 2), (4, 3)])
 @pytest.mark.slow
 def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
     """In bf16 every sum is rounded to 8 bits, in another order for each t: 1e-3 on the loss (the design's
-    bound), and 1e-2 on the norm, in which Adam has made 20 steps' weights of the differences."""
+    bound), and 1e-2 on the norm, in which Adam has made 12 steps' weights of the differences."""
     losses, norms, _ = bf16_reference
     results = run_distributed(train, tensor_parallel, tensor_parallel, stage, "bf16", timeout=120)
     for found, found_norms, weights in results:
@@ -120,10 +120,9 @@ def test_bf16_curves_agree(bf16_reference, tensor_parallel, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_resumed_run_is_bit_identical(small_folder, tmp_path, stage):
+def test_a_resumed_run_is_bit_identical(small_folder, tmp_path):
     run = nano_run(small_folder, tmp_path, "--tensor_parallel 2 --steps 8 --validation.every 0")
-    broken_off(run, 6, ranks=2, stage=stage)
+    broken_off(run, 6, ranks=2, stage=3)
 
 
 def refusal(run, stage=2):

@@ -42,9 +42,7 @@ def split(rows):
 @pytest.mark.parametrize(
     ("ranks", "stage", "precision", "tensor_parallel"),
     [
-        pytest.param(2, 1, "bf16", 1, marks=pytest.mark.slow),
         (2, 3, "fp32", 1),
-        pytest.param(1, 2, "fp32", 1, marks=pytest.mark.slow),
         pytest.param(2, 2, "bf16", 2, marks=pytest.mark.slow),
     ],
 )

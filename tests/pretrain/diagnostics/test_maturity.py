@@ -87,8 +87,7 @@ def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settled_share", ["1e-9", "1.0"])
-@pytest.mark.parametrize("stop", [5, 8])
+@pytest.mark.parametrize(("settled_share", "stop"), [("1e-9", 5), ("1.0", 8)])
 def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
     """Stopped between probes and at one: the features of the last probe are in the checkpoint."""
     more = f"--maturity.settled {settled_share} --maturity.patience 1 --checkpoint.every {stop}"
@@ -99,9 +98,9 @@ def test_a_break_changes_nothing(small_folder, tmp_path, settled_share, stop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "stage", "tensor_parallel"), [(2, 3, 1), (2, 2, 2)])
-def test_every_shape_decides_alike(small_folder, tmp_path, ranks, stage, tensor_parallel):
+def test_every_shape_decides_alike(small_folder, tmp_path):
     """And so does a run that is continued in another shape."""
+    ranks, stage, tensor_parallel = 2, 2, 2
     more = f"{SOON} --checkpoint.every 3"
     alone = maturity_run(small_folder, tmp_path, "alone", more)
     run_distributed(session, 1, alone, timeout=120)

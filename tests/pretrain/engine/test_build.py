@@ -47,7 +47,6 @@ def test_same_curve_at_every_stage_and_world(precision):
 
 
 CASES = [("zero2", "fp32"), ("zero3", "fp32"), ("zero1", "bf16")]
-CASES += slow([("zero1", "fp32"), ("zero2", "bf16"), ("zero3", "bf16")])
 
 
 @pytest.mark.parametrize(("stage", "precision"), CASES)

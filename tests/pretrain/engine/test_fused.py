@@ -9,10 +9,8 @@ from tests.helpers.marks import slow
 from tests.helpers.training import curve, nano_run, session
 
 SLOW = [
-    ("all", 2, 1, "--micro_batch 1"),
     ("all", 2, 2, "--tensor_parallel 2 --sequence_parallel true"),
     ("all", 1, 2, "--document_mask true"),
-    ("all", 1, 2, "--activation_checkpointing true"),
 ]
 FUSED = [("all", 2, 2, "--tensor_parallel 2"), ("loss", 2, 3, "--micro_batch 2"), *slow(SLOW)]
 
@@ -24,7 +22,6 @@ def test_fused_training_equals_plain_training(fused, ranks, stage, flags, small_
 
 
 SLOW_BLOCKS = [
-    (1, 3, "--activation_checkpointing true"),
     (1, 2, "--document_mask true"),
     (1, 2, "--compile true"),
 ]

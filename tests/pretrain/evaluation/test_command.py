@@ -145,7 +145,6 @@ def test_data_sets_are_saved_where_there_is_internet_and_read_elsewhere(
 
 UNKNOWN = {
     "helaswag": "'helaswag' is unknown; did you mean 'hellaswag'?",
-    "paper": "did you mean 'papers'?",
     ",": "tasks: none given",
     "winogrande --data_dir {data}": "allenai/winogrande/winogrande_xl; on a machine with",
     "winogrande": "evaluation save",

@@ -35,7 +35,7 @@ def window_mask(length, window):
     return (distance >= 0) & (distance < (window or length))
 
 
-@pytest.mark.parametrize("name", ["prism", "grouped", "head_dim", "gptneo_windows"])
+@pytest.mark.parametrize("name", ["head_dim", "gptneo_windows"])
 def test_a_plugged_in_attention_is_called_for_every_layer_with_its_own_heads(name, folders):
     """AttentionInterface.register, as a server does it; the model hands it no mask and the layer's own
     scale."""
@@ -80,7 +80,7 @@ class PlayedAttention(torch.nn.Module):
         return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("name", ["prism", "grouped", "head_dim", "gpt2_prism"])
+@pytest.mark.parametrize("name", ["grouped", "gpt2_prism"])
 def test_the_way_vllm_runs_a_model(name, folders):
     """Its 0.33 sets the implementation on the configuration, builds AutoModel from it on the meta device,
     reads every layer's geometry from per_layer_config, attaches an attention layer to each module and calls
@@ -172,7 +172,7 @@ def tensor_parallel_logits(folder, ids):
     return logits, local.shape[0], text
 
 
-@pytest.mark.parametrize("name", ["uniform", "grouped", "gpt2"])
+@pytest.mark.parametrize("name", ["grouped", "gpt2"])
 def test_tensor_parallel_logits_equal_ours(name, folders):
     """Two gloo ranks, every head count even: each has half of every layer's heads."""
     ids = tokens(1, 24)

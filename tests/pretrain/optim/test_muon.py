@@ -118,16 +118,11 @@ WORLDS = [
     (Shape(1, 1), "--muon.heads each --muon.nesterov false"),
 ]
 SLOW_WORLDS = [
-    (Shape(1, 2, "bf16"), "--micro_batch 3"),
     (Shape(3, 1, "bf16"), "--muon.heads each"),
     (Shape(4, 3, zero=(("sub_group_size", 20000),), tensor_parallel=2), "--muon.heads each --micro_batch 1"),
     (Shape(4, 1, tensor_parallel=4), "--muon.heads each --sequence_parallel true"),
-    (Shape(4, 2, "bf16", tensor_parallel=4), "--micro_batch 2"),
     (Shape(3, 2, tensor_parallel=3), "--heads 3x4 --architecture.kv_heads 3x4"),
-    (Shape(4, 3), "--muon.heads each --micro_batch 1"),
-    (Shape(2, 1, zero=OFFLOAD), "--micro_batch 2"),
     (Shape(4, 2, zero=OFFLOAD, tensor_parallel=2), "--muon.heads each --micro_batch 2"),
-    (Shape(2, 3, zero=OFFLOAD), "--muon.heads each --micro_batch 2"),
     (Shape(2, 3, "bf16", zero=OFFLOAD), "--muon.heads each"),
 ]
 

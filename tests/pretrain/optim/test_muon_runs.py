@@ -108,7 +108,7 @@ def session_in(run, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "stage", "flags"),
-    [(2, 2, RULE), (2, 3, ""), (2, 1, "--precision bf16"), (4, 2, "--tensor_parallel 2")],
+    [(2, 2, RULE), (2, 3, "--precision bf16")],
 )
 def test_a_killed_run_continues_to_the_bit(small_folder, tmp_path, ranks, stage, flags):
     run = nano_run(small_folder, tmp_path, MUON, *filter(None, [flags]), "--diagnostics_every 4")
@@ -136,11 +136,8 @@ def test_a_run_that_grows_heads_continues_to_the_bit(small_folder, tmp_path):
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (Shape(2, 2, tensor_parallel=2), Shape(1, 3)),
         (Shape(4, 3, tensor_parallel=2), Shape(2, 1, "bf16")),
-        (Shape(2, 1, "bf16"), Shape(4, 2, tensor_parallel=4)),
-        (Shape(2, 2), Shape(2, 2, zero=OFFLOAD)),
-        (Shape(2, 3, zero=OFFLOAD), Shape(3, 2)),
+        (Shape(2, 3, zero=OFFLOAD), Shape(2, 2, tensor_parallel=2)),
     ],
     ids=str,
 )

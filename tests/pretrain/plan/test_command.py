@@ -97,8 +97,7 @@ def test_chosen_micro_batch_fits_and_grows_with_memory(capsys):
         assert found["memory_bytes"]["peak"] <= found["machine"]["usable"]
 
 
-@pytest.mark.parametrize("ds_config", ["zero1", "zero2", "zero3"])
-@pytest.mark.parametrize("memory", ["80", "24", "12"])
+@pytest.mark.parametrize(("ds_config", "memory"), [("zero1", "80"), ("zero2", "24"), ("zero3", "12")])
 def test_what_is_offered_fits(capsys, ds_config: str, memory: str):
     asked = ["--ds_config", f"ds_configs/{ds_config}.json", "--micro_batch", "64", "--gpu_memory", memory]
     arguments = ["--config", "757m", "--gpus_per_node", "8", *asked]

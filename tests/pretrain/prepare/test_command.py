@@ -131,8 +131,6 @@ def test_the_last_shard_makes_the_folder(dataset, small_folder, tmp_path, capsys
 
 def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path):
     """slurm/prepare.sh as an array of two calls it; the environment variables are SLURM's."""
-    import os
-
     line = ["bash", str(ROOT / "slurm" / "prepare.sh"), "--text", str(texts)]
     line += f"--tokenizer {small_folder / 'tokenizer'} --out {tmp_path / 'out'} --processes 1".split()
     for task, ready in ((7, False), (6, True)):
@@ -164,16 +162,6 @@ def test_a_program_may_prepare_at_its_top_level(texts, tmp_path):
     )
     assert done.returncode == 0 and done.stdout.count("begun") == 1, done.stdout + done.stderr
     assert f"ended {program}" in done.stdout and Corpus.open(tmp_path / "out").meta.training.documents
-
-
-def test_it_runs_as_a_module(tmp_path):
-    line = [sys.executable, "-m", "pretrain.prepare", "inspect", str(tmp_path)]
-    result = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr == (
-        f"error: data: {str(tmp_path)!r} has no meta.json; "
-        "valid: a folder written by python -m pretrain.prepare\n"
-    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def broken(folder, data, rank, error):
     script = folder / "broken.py"
     script.write_text(BROKEN.format(root=str(ROOT), rank=rank, error=error))
     arguments = nano_arguments(data, folder, "--ds_config ds_configs/zero1.json")
-    with start(arguments, 2, script=script) as running:
+    with start(arguments, 2, script=script, forked=True) as running:
         running.processes[rank].wait(timeout=120)
         failed = time.monotonic()
         finished = running.wait()

@@ -88,14 +88,14 @@ def test_devices_that_do_not_go_together(answers, said):
 def test_a_rank_without_its_gpu_ends_all_of_them_at_once(tmp_path):
     script = tmp_path / "meet.py"
     script.write_text(BROKEN_GPU.format(root=str(ROOT)))
-    with start([], 2, script=script, env_of={0: {"LOCAL_RANK": "0"}}) as running:
+    with start([], 2, script=script, env_of={0: {"LOCAL_RANK": "0"}}, forked=True) as running:
         finished = running.wait(timeout=60)
     assert finished.returncodes == [2, 2]
     assert "error: device: rank 1 on " in finished.outputs[0] and "finds no GPU" in finished.outputs[0]
     assert finished.output.count("error:") == 1 and "Traceback" not in finished.output
 
 
-ALONE = BROKEN_GPU.replace("rank = int", "rendezvous.MEETING = timedelta(seconds=3)\nrank = int")
+ALONE = BROKEN_GPU.replace("rank = int", "rendezvous.MEETING = timedelta(seconds=1)\nrank = int")
 ALONE = ALONE.replace(
     "import torch\n",
     "import pretrain.runtime.command\npretrain.runtime.command.prepare_process()\nimport torch\n",
@@ -111,7 +111,7 @@ def test_ranks_that_do_not_meet_are_one_line(tmp_path, rank):
     with start([], 1, script=script, env={"RANK": rank}, env_of={0: {"RANK": rank}}) as running:
         finished = running.wait(timeout=60)
     assert finished.returncode == 2 and finished.output.count("\n") == 1, finished.output
-    said = r"MASTER_ADDR: the 2 ranks did not meet at 127\.0\.0\.1 port \d+ within 3 s \("
+    said = r"MASTER_ADDR: the 2 ranks did not meet at 127\.0\.0\.1 port \d+ within 1 s \("
     assert re.search(said, finished.output), finished.output
 
 

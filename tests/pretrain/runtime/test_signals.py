@@ -175,7 +175,9 @@ def test_ranks_stop_when_their_launcher_has_gone(tmp_path, name, body):
     """Killed with -9, so that nobody passes anything on; a parent that is not a launcher is not missed."""
     (tmp_path / name).write_text(LAUNCHER)
     rank = "import time\nfrom pretrain.runtime import signals\nfrom pretrain.runtime.signals import *\n"
-    rank += "signals.LOOK_SECONDS = 0.05\nlistener = StopListener(budget_seconds=2)\nprint('ready')\n" + body
+    rank += (
+        "signals.LOOK_SECONDS = 0.05\nlistener = StopListener(budget_seconds=0.5)\nprint('ready')\n" + body
+    )
     with subprocess.Popen(
         [sys.executable, str(tmp_path / name), rank], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as parent:

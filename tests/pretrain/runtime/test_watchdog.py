@@ -47,8 +47,8 @@ with Watchdog(0.5, folder / "stacks", 3, grace=0.2) as dog:
 def test_what_nccl_recorded_is_written_beside_the_stacks(tmp_path):
     """Builds of torch without NCCL have no recorder: a stand-in answers."""
     body = """
-import os, torch
-torch._C._distributed_c10d._dump_nccl_trace = lambda: b"recorded"
+import types
+sys.modules["torch._C._distributed_c10d"] = types.SimpleNamespace(_dump_nccl_trace=lambda: b"recorded")
 with Watchdog(0.5, folder / "stacks", 3, grace=0.2) as dog:
     ctypes.CDLL(None).sleep(60)
 """

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model.errors import UserError
 from model.heads import parse_heads
-from pretrain.study.planned import StudyFile
 from pretrain.study.study_file import find_study, parse_study, read_study, study_names
 from tests.helpers.refusals import refused
 
@@ -105,22 +101,6 @@ BAD_VALUES = [
 def test_bad_values_are_one_line(values, said):
     with refused(said):
         study(changed(**yaml.safe_load(values)))
-
-
-@settings(deadline=None)  # each example reads a recipe
-@given(
-    key=st.sampled_from([field.name for field in dataclasses.fields(StudyFile)]),
-    value=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
-        max_leaves=4,
-    ),
-)
-def test_any_value_of_a_key_is_taken_or_refused_in_one_line(key, value):
-    try:
-        study(changed(**{key: value}))
-    except UserError as error:
-        assert str(error).startswith("study") and str(error).isprintable()
 
 
 def test_a_variant_may_have_any_name():

@@ -43,7 +43,7 @@ def summaries(study, results, measure="val_loss", last=1):
     return {found.variant: found for found in View(study, results, measure, last).every}
 
 
-@pytest.mark.parametrize(("seeds", "truth"), [(3, 0.0), (6, 0.0), (3, 0.02), (6, 0.02)])
+@pytest.mark.parametrize(("seeds", "truth"), [(3, 0.0), (6, 0.02)])
 def test_intervals_cover_the_truth_95_times_in_100(seeds, truth):
     """2,000 studies, with noise that a seed's runs share and that is much larger than what is their own."""
     study = planted(seeds)

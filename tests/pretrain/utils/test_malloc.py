@@ -29,12 +29,12 @@ print(start_world(1, False).device.type)
 
 def printed(prepare, **variables):
     """The last two words: what *prepare* prints, and the page faults of a tensor after a larger one was
-    freed."""
+    freed; with *variables* the first alone."""
     kept = {
         name: os.environ[name] for name in os.environ if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))
     }
     environment = kept | {"DS_ACCELERATOR": "cpu"} | variables
-    command = [sys.executable, "-c", PROGRAM.format(prepare=prepare)]
+    command = [sys.executable, "-c", prepare if variables else PROGRAM.format(prepare=prepare)]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr[-2000:]
     return result.stdout.split()[-2:]

@@ -39,7 +39,7 @@ def test_training_outlives_its_output(tmp_path, redirected):
     assert (tmp_path / "file").read_text() == "went on"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp1252:strict"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252:strict"])
 @pytest.mark.parametrize("code", [TRAINING, COMMAND], ids=["training", "command"])
 def test_any_text_is_printed(tmp_path, code, encoding):
     done = run(code, tmp_path / "file", LC_ALL="C", PYTHONIOENCODING=encoding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.making import make
 from pretrain.data.making.assemble import SPLITS, Selection
 from pretrain.data.making.make import make_corpus, prepare_builtin
+from pretrain.data.sources.files import BuiltinCorpus
 from tests.helpers.corpora import contents, texts_of
 from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
 
@@ -76,6 +78,8 @@ def test_bad_requests_are_refused(tmp_path, small):
 
 
 def test_builtin_corpus_is_prepared_once(tmp_path, monkeypatch):
+    email = BuiltinCorpus(Path(sysconfig.get_path("stdlib")) / "email")  # a part of it is enough
+    monkeypatch.setattr(make, "BuiltinCorpus", lambda: email)
     folder = prepare_builtin(tmp_path, 600)
     started = time.monotonic()
     assert prepare_builtin(tmp_path, 600) == folder

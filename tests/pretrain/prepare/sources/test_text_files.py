@@ -174,15 +174,15 @@ def test_a_bad_record_costs_that_record(tmp_path, name, data, skipped):
 @pytest.mark.parametrize(
     ("name", "cut", "readable"),
     [
-        ("a.jsonl.gz", lambda text: gzip.compress(json_lines(text), 1)[:-100_000], True),
-        ("a.jsonl.zst", lambda text: zst(json_lines(text))[:-100_000], True),
+        ("a.jsonl.gz", lambda text: gzip.compress(json_lines(text), 1)[:-20_000], True),
+        ("a.jsonl.zst", lambda text: zst(json_lines(text))[:-20_000], True),
         ("a.parquet", lambda text: parquet(text)[:-10], False),
         ("a.jsonl.gz", lambda text: b"no gzip at all", False),
     ],
 )
 def test_damaged_files_are_refused_or_taken_up_to_the_damage(tmp_path, name, cut, readable):
     generator = random.Random(0)
-    documents = ["".join(generator.choices("abcdefgh ", k=100)) for _ in range(30_000)]
+    documents = ["".join(generator.choices("abcdefgh ", k=100)) for _ in range(6_000)]
     (tmp_path / name).write_bytes(cut(documents))
     (tmp_path / "z.jsonl").write_text('{"text": "sound"}\n')
     message = r"a\.\w+[^ ]*' is truncated or damaged \(.*--skip_damaged"

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from model.errors import UserError
 from pretrain.study.study_file import parse_study
 from tests.helpers.refusals import refused
 
@@ -187,24 +184,3 @@ def test_variants_and_a_design_are_refused_together():
     values = yaml.safe_load(DESIGN) | {"variants": {"a": {}}, "baseline": "a"}
     with refused("give either variants and a baseline, which is one of them, or a design"):
         parse_study(yaml.safe_dump(values), "it", Path("runs/it"))
-
-
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    key=st.sampled_from(["factors", "kind", "runs", "contrasts", "predict"]),
-    name=st.sampled_from(["layer_0", "layers_1-2", "steps", "optimizer.learning_rate", "x", ""]),
-    value=ANY,
-)
-def test_anything_is_taken_or_refused_in_one_line(key, name, value):
-    for given_value in (value, {name: value}, {name: value, "layer_1": [2, 4]}):
-        try:
-            study(**{key: given_value})
-        except UserError as error:
-            assert str(error).startswith("study") and str(error).isprintable()
