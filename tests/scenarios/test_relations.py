@@ -20,34 +20,53 @@ from tests.helpers.training import curve, nano_run, session
 
 STEPS = 6
 ROUNDING = 3e-7  # losses are sums in fp32, whose last place is 7e-8 of them
-BASE = """--schedule.kind wsd --schedule.warmup 2 --optimizer.kind muon --muon.heads each
-    --architecture.qk_norm weighted --architecture.z_loss 0.01 --architecture.attention_bias all
-    --validation.every 3 --checkpoint.every 3"""
-SCALED = "--architecture.attention_scale head_dim --architecture.attention_scale_base 16"
+OVER_RANKS = 1e-6  # the design's bound in fp32
+LENGTHS = "--schedule.kind wsd --schedule.warmup 2"
+BASES = {
+    "adamw": "--optimizer.kind adamw",
+    "muon": "--optimizer.kind muon --muon.heads each --architecture.qk_norm weighted "
+    "--architecture.z_loss 0.01 --architecture.attention_bias all",
+}
 ONE_HEAD_DIM = "--architecture.heads 4x4 --architecture.head_dim 12x4"
 GROWTH = "--growth.criterion schedule --growth.start 4 --growth.head_dim 12"
 RULE = "[{name: same, parameters: [q, k], layers: upper_half, scale: 1, hold: 3}]"
 
-# Name -> flags of the plain run, of the other, and their largest relative difference. Ranks, stages, fused
-# losses, attention in blocks and activation checkpointing have tests of their own.
-RELATIONS: dict[str, tuple[str, str, float]] = {
-    "repeat": ("", "", 0),
-    "blend of one": ("", "--data CORPUS:1.0", 0),
-    "its own validation data": ("", "--validation.data CORPUS", 0),
-    "a window of all": ("", "--architecture.local_window [64,null,99,64]", 0),
-    "a kv head for each": ("", "--architecture.kv_heads 2,3,4,4", 0),
-    "head_dim d/h": ("", "--architecture.head_dim 24,16,12,12", 0),
-    "written beside": ("", "--checkpoint.background true", 0),
-    "document mask on one document": ("--data ONE", "--data ONE --document_mask true", 0),
-    "mup at m = 1": (SCALED, f"{SCALED} --architecture.parametrization mup --architecture.base_width 48", 0),
+# Name -> flags of the plain run; of the other its flags, largest relative difference, ranks and stage.
+RELATIONS = {
+    "repeat": ("", "", 0, 1, 2),
+    "activation checkpointing": ("", "--activation_checkpointing true", 0, 1, 2),
+    "stage 1": ("", "", 0, 1, 1),
+    "blend of one": ("", "--data CORPUS:1.0", 0, 1, 2),
+    "its own validation data": ("", "--validation.data CORPUS", 0, 1, 2),
+    "a window of all": ("", "--architecture.local_window [64,null,99,64]", 0, 1, 2),
+    "a kv head for each": ("", "--architecture.kv_heads 2,3,4,4", 0, 1, 2),
+    "head_dim d/h": ("", "--architecture.head_dim 24,16,12,12", 0, 1, 2),
+    "written beside": ("", "--checkpoint.background true", 0, 1, 2),
+    "document mask on one document": ("--data ONE", "--data ONE --document_mask true", 0, 1, 2),
+    "mup at m = 1": (
+        "--architecture.attention_scale head_dim --architecture.attention_scale_base 16",
+        "--architecture.parametrization mup --architecture.base_width 48 "
+        "--architecture.attention_scale head_dim --architecture.attention_scale_base 16",
+        0,
+        1,
+        2,
+    ),
     "growth without growth": (
         ONE_HEAD_DIM,
         f"{GROWTH} --growth.maximum 4 --growth.schedule '{{3: 4x4}}'",
         0,
+        1,
+        2,
     ),
-    "micro-batch": ("", "--micro_batch 8", ROUNDING),
-    "cap of a million": ("", "--architecture.logit_softcap 1e6", ROUNDING),
-    "rule of scale 1": ("", f"--lr_rules '{RULE}'", ROUNDING),
+    "micro-batch": ("", "--micro_batch 8", ROUNDING, 1, 2),
+    "fused none": ("", "--fused none", ROUNDING, 1, 2),
+    "fused all": ("", "--fused all", ROUNDING, 1, 2),
+    "blocks": ("", "--attention blocks", ROUNDING, 1, 2),
+    "stage 3": ("", "", ROUNDING, 1, 3),
+    "cap of a million": ("", "--architecture.logit_softcap 1e6", ROUNDING, 1, 2),
+    "rule of scale 1": ("", f"--lr_rules '{RULE}'", ROUNDING, 1, 2),
+    "two ranks": ("", "", OVER_RANKS, 2, 2),
+    "t = 2": ("", "--tensor_parallel 2 --sequence_parallel true", OVER_RANKS, 2, 2),
 }
 
 
@@ -66,19 +85,18 @@ def plain(small, small_folder, tmp_path_factory):
     one = make_corpus(PlainFiles("one", files), root / "one", small.tokenizer, Selection(0.5))
     curves = {}
 
-    def train(name, flags, steps=STEPS):
-        given = f"{BASE} --steps {steps} {flags}".replace("CORPUS", str(small_folder)).replace(
-            "ONE", str(one)
-        )
-        name = name.replace(" ", "_").replace("/", "_")
-        run = nano_run(small_folder, root, given, "--name", name)
-        assert run_distributed(session, 1, run, timeout=200)[0][1] is None
+    def train(name, base, flags, ranks=1, stage=2, steps=STEPS):
+        given = f"{BASES[base]} {LENGTHS} --steps {steps} --validation.every 3 --checkpoint.every 3 {flags}"
+        given = given.replace("CORPUS", str(small_folder)).replace("ONE", str(one))
+        run = nano_run(small_folder, root, given, "--name", name.replace(" ", "_").replace("/", "_"))
+        for said in run_distributed(session, ranks, run, stage, timeout=200):
+            assert said[1] is None, said
         return curve(run.folder)
 
-    def once(flags):
-        if flags not in curves:
-            curves[flags] = train(f"plain {len(curves)}", flags)
-        return curves[flags]
+    def once(base, flags):
+        if (base, flags) not in curves:
+            curves[base, flags] = train(f"plain {base} {len(curves)}", base, flags)
+        return curves[base, flags]
 
     return train, once
 
@@ -90,11 +108,12 @@ def values(rows):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("name", RELATIONS)
-def test_a_setting_that_changes_nothing(name, plain):
+def test_a_setting_that_changes_nothing(name, base, plain):
     train, once = plain
-    flags, changed, tolerance = RELATIONS[name]
-    expected, found = values(once(flags)), values(train(name, changed))
+    flags, changed, tolerance, ranks, stage = RELATIONS[name]
+    expected, found = values(once(base, flags)), values(train(f"{base} {name}", base, changed, ranks, stage))
     print(json.dumps([expected, found]))
     assert len(found) == STEPS
     if tolerance == 0:
@@ -104,13 +123,14 @@ def test_a_setting_that_changes_nothing(name, plain):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_made_longer(plain):
+@pytest.mark.parametrize("base", BASES)
+def test_a_run_that_is_made_longer(base, plain):
     """Of a schedule without an end, so that the rate does not depend on the length."""
     train, once = plain
     constant = "--schedule.decay 0"
-    train("extended", constant, steps=STEPS - 2)
-    found = train("extended", constant)
+    train(f"{base} extended", base, constant, steps=STEPS - 2)
+    found = train(f"{base} extended", base, constant)
     assert len(found) == STEPS
     # The shorter run was validated and saved at its last step, too.
     found[STEPS - 3].pop("val_loss", None), found[STEPS - 3].pop("val_bpb", None)
-    assert values(found) == values(once(constant))
+    assert values(found) == values(once(base, constant))
