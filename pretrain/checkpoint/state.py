@@ -27,11 +27,11 @@ FEATURES = "features.safetensors"
 
 @declared("records", frozen=False)
 class Record:
-    """What an extension has noted in a run: JSON that it alone writes, reads and checks."""
+    """What a hook has noted in a run: JSON that it alone writes, reads and checks."""
 
     values: dict[str, Any] = field(default_factory=dict)
     needed: bool = False
-    """Whether the run cannot go on without the extension. One that is not needed is carried on without it."""
+    """Whether the run cannot go on without the hook. One that is not needed is carried on without it."""
 
 
 @declared("data")
@@ -124,9 +124,9 @@ class TrainingState:
     pending: list[str] = field(default_factory=list)
     """What was due at this step and not done (validation), because the session was stopped on request."""
     released: dict[str, Count] = field(default_factory=dict)
-    """Learning-rate rules that an extension has released, with the step of their release."""
+    """Learning-rate rules that have been released by maturity, with the step of their release."""
     records: dict[str, Record] = field(default_factory=dict)
-    """What extensions have noted, by their name."""
+    """What hooks have noted, by their name."""
     from_seed: bool = True
     """Whether the seed alone gives the weights of step 0: they were not imported, and no head was added or
     removed."""
@@ -143,7 +143,7 @@ class TrainingState:
     """The world that wrote it; None for a checkpoint that no engine wrote."""
 
     def record(self, name: str) -> dict[str, Any]:
-        """What the extension *name* has noted; empty if nothing."""
+        """What the hook *name* has noted; empty if nothing."""
         return self.records[name].values if name in self.records else {}
 
     def to_json(self) -> str:

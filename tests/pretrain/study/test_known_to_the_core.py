@@ -1,4 +1,4 @@
-"""What the core knows of studies, from the list of extensions: they start runs, and train nothing."""
+"""What the core knows of studies: they start runs, and train nothing."""
 
 import pytest
 
