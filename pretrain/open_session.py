@@ -18,8 +18,8 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parallel_plan import head_group_sizes
-from pretrain.checkpoint.reshard import check_readable
-from pretrain.checkpoint.state import TrainingState, WorldRecord, has_engine_files
+from pretrain.checkpoint.loader import check_readable
+from pretrain.checkpoint.state import TrainingState, WorldRecord
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.patches import prepare_deepspeed
@@ -36,8 +36,6 @@ from pretrain.run.resume import (
     check_records,
     check_resume,
     is_imported,
-    regrouped,
-    shape_change,
 )
 from pretrain.run.session import Session
 from pretrain.runtime.same_code import check_agreement, code_hash
@@ -46,9 +44,6 @@ from pretrain.runtime.world import COLLECTIVE_TIMEOUT, World, start_world
 from pretrain.utils.cache_folders import keep_compiled_code_private, private_cache
 from pretrain.utils.variables import check_variables
 from pretrain.validation.hook import ValidationHook
-
-# Settings of zero_optimization that decide where in a rank's files a parameter lies.
-PARTITIONING = ("round_robin_gradients", "parameter_alignment", "sub_group_size")
 
 
 @contextlib.contextmanager
@@ -134,12 +129,10 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         data=data.identity(),
         world=_world_record(world, decisions, saved),
     )
-    notes, reshape, anew = caches, False, False
+    notes, anew = caches, False
     if folder:
         notes += [f"{line}; continuing from {folder.name}" for line in damaged]
         notes += fetched + check_resume(saved, state, run, held, (folder / "tokenizer", data.tokenizer))
-        other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model.value)
-        reshape = other_shape is not None or not has_engine_files(folder) or model.value != held
         anew = begins_optimizer_anew(saved, run)
         check_readable(folder, world, open_checkpoint)
         if not saved.run:
@@ -155,7 +148,6 @@ def build_session(run: RunConfig, ds_config: dict[str, Any], data: RunData, worl
         store=store,
         state=state,
         resumed_from=folder,
-        reshape=reshape,
         optimizer_anew=anew,
         notes=notes,
     )
@@ -223,5 +215,4 @@ def _world_record(world: World, decisions: Decisions, saved: TrainingState) -> W
         dtype=decisions.dtype.value,
         code=code if code[-1:] == [now] else [*code, now],
         offload=(zero.get("offload_optimizer") or {}).get("device", "none"),
-        partitioning={key: zero[key] for key in PARTITIONING if key in zero},
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from pretrain.checkpoint.reshard import load_resharded
+from pretrain.checkpoint.loader import load_checkpoint
 from pretrain.checkpoint.state import read_features
 from pretrain.data.hashes import HashCheck, files_seen
 from pretrain.data.loader import BatchPrefetcher
@@ -136,11 +136,8 @@ class Trainer:
         self.hashes = HashCheck(corpora if first else [], self.run.folder)
         engine = self._build_engine()
         if folder:
-            if session.reshape:
-                load_resharded(engine, folder, session.world, open_checkpoint, session.optimizer_anew)
-                self._loaded()
-            else:
-                self.store.load(engine, folder)
+            load_checkpoint(engine, folder, session.world, open_checkpoint, session.optimizer_anew)
+            self._loaded()
             saved = read_features(folder)
             for hook in session.hooks:
                 hook.restore(saved)
@@ -180,7 +177,7 @@ class Trainer:
             session.model, self.state.model = model, model.to_json()
             self.engine = self._build_engine()
             folder = self.store.path(self.state.step)
-            load_resharded(self.engine, folder, session.world, open_checkpoint)
+            load_checkpoint(self.engine, folder, session.world, open_checkpoint)
             self._loaded()
             for hook in session.hooks:
                 hook.reshaped(model)

@@ -63,7 +63,6 @@ def build_engine(
     import deepspeed
 
     from model.parameters import parameter_specs
-    from pretrain.engine.universal_info import universal_info
 
     zero = merged["zero_optimization"]
     partitioned = zero["stage"] == 3
@@ -88,11 +87,6 @@ def build_engine(
         initialize(network, run.seed)
     if compiled:
         compile_network(network)
-    # DeepSpeed saves this with every checkpoint, for its own converter.
-    specs = parameter_specs(model_config)
-    network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
-        specs, model_config.vocab_size
-    )
     offload = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
     if offload and run.optimizer.kind == "adamw":
         lock_by_process()  # DeepSpeed compiles its optimizer
@@ -108,7 +102,7 @@ def build_engine(
         )
     show_what_was_asked_for(merged)
     if run.optimizer.kind == "muon":
-        connect_muon(engine, specs, model_config, run.muon)
+        connect_muon(engine, parameter_specs(model_config), model_config, run.muon)
     return engine
 
 

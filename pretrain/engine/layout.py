@@ -15,8 +15,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from model.errors import UserError
-
 Named = Sequence[tuple[str, int]]
 """Parameters in order: name, and number of elements on one tensor-parallel rank."""
 
@@ -97,6 +95,8 @@ class EngineFlat:
     """The pieces of its parameters on all data-parallel ranks, in the order of the flat tensor."""
     rank: int
     """This data-parallel rank."""
+    ranks: int
+    """Number of data-parallel ranks."""
 
     @functools.cached_property
     def pieces(self) -> dict[str, list[Piece]]:
@@ -135,15 +135,14 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
     groups = inner_optimizer(engine).param_groups
     flats = []
     if engine.zero_optimization_stage() == 3:
-        if optimizer.swap_optimizer:
-            raise UserError("checkpoint: it cannot be reshaped into an engine that swaps to NVMe")
         for index, parameters in enumerate(optimizer.fp16_groups):
             process_group = optimizer.sub_group_process_groups[index]
             named = [(names[p], p.ds_numel) for p in parameters]
-            pieces = sliced_pieces(index, named, dist.get_world_size(process_group))
+            ranks = dist.get_world_size(process_group)
+            pieces = sliced_pieces(index, named, ranks)
             master = optimizer.fp32_partitioned_groups_flat[index]
             group = groups[optimizer.sub_group_to_group_id[index]]
-            flats.append(EngineFlat(master, group, pieces, dist.get_rank(process_group)))
+            flats.append(EngineFlat(master, group, pieces, dist.get_rank(process_group), ranks))
         return flats
     if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer
         layout, paddings = optimizer.bf16_groups, [None] * len(optimizer.bf16_groups)
@@ -154,6 +153,7 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
     for index, (parameters, padding, master) in enumerate(zip(layout, paddings, masters, strict=True)):
         named = [(names[p], p.numel()) for p in parameters]
         pieces = contiguous_pieces(index, named, padding, master.numel())
-        rank = dist.get_rank(optimizer.real_dp_process_group[index])
-        flats.append(EngineFlat(master, groups[index], pieces, rank))
+        process_group = optimizer.real_dp_process_group[index]
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        flats.append(EngineFlat(master, groups[index], pieces, rank, ranks))
     return flats

@@ -48,8 +48,6 @@ class Session:
     """Where the run stands; the trainer moves it on."""
     resumed_from: Path | None = None
     """The checkpoint that the session goes on from."""
-    reshape: bool = False
-    """Whether that checkpoint's files are of another shape, and are read parameter by parameter."""
     optimizer_anew: bool = False
     """Whether only its weights are read: the optimizer is of another kind."""
     notes: list[str] = field(default_factory=list)

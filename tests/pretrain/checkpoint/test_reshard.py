@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pretrain.checkpoint.loader import load_checkpoint
 from pretrain.checkpoint.manifest import verify
-from pretrain.checkpoint.reshard import load_resharded
 from tests.helpers import shapes
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
@@ -134,7 +134,7 @@ def train_then_load(run, shape, folder):
     """Train another run, then load *folder* into its engine."""
     session = build(run, shape)
     engine = fit(session)
-    load_resharded(engine, folder, session.world)
+    load_checkpoint(engine, folder, session.world)
     found = gathered(engine)
     return found if torch.distributed.get_rank() == 0 else None
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretrain.checkpoint.deepspeed_files import load_safely
 from safetensors.torch import save_file
 
 from model.errors import UserError
-from pretrain.checkpoint.deepspeed_files import load_safely
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.checkpoint.unsharded_folder import write_unsharded
+from pretrain.checkpoint.weights_only import write_weights
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.refusals import refused
@@ -134,7 +134,7 @@ def written(source, tmp_path_factory):
     checkpoint = UnshardedCheckpoint.open(source.checkpoint)
     target = tmp_path_factory.mktemp("written") / "step_000003"
     weights = ((name, checkpoint.parameter(name)) for name in checkpoint.names())
-    write_unsharded(target, state_of(source), weights, source.checkpoint / "tokenizer")
+    write_weights(target, state_of(source), weights, source.checkpoint / "tokenizer")
     return target
 
 
@@ -155,9 +155,9 @@ def test_full_disk(source, written, tmp_path, monkeypatch):
     def full(tensors, path):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("pretrain.checkpoint.unsharded_folder.save_file", full)
+    monkeypatch.setattr("pretrain.checkpoint.weights_only.save_file", full)
     with pytest.raises(OSError, match="No space left on device"):
-        write_unsharded(target, TrainingState(), [(NAME, torch.zeros(3))], source.checkpoint / "tokenizer")
+        write_weights(target, TrainingState(), [(NAME, torch.zeros(3))], source.checkpoint / "tokenizer")
     assert verify(target) is None
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 

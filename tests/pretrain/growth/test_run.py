@@ -10,7 +10,7 @@ import torch
 from model.config import ModelConfig
 from model.transformer import Transformer
 from pretrain import convert, generate
-from pretrain.checkpoint.reshard import load_resharded
+from pretrain.checkpoint.loader import load_checkpoint
 from pretrain.checkpoint.state import read_features, read_state
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.build import build_engine
@@ -50,7 +50,7 @@ def loaded_after_the_event(run, shape):
     """What an engine holds that has read the newest checkpoint and made its pending changes."""
     opened = build(run, shape)
     engine = build_engine(opened.run, opened.model, opened.decisions.ds_config.value, opened.world.grid)
-    load_resharded(engine, opened.resumed_from, opened.world, opened=open_checkpoint)
+    load_checkpoint(engine, opened.resumed_from, opened.world, opened=open_checkpoint)
     held = gathered(engine)
     return held if torch.distributed.get_rank() < shape.tensor_parallel else None
 
