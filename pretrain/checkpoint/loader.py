@@ -22,7 +22,14 @@ from pretrain.checkpoint.index import HYPERPARAMETERS, MASTERS, TENSORS_FOLDER, 
 from pretrain.checkpoint.random_state import restore_random_state
 from pretrain.checkpoint.state import understood
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
+from pretrain.engine.layout import (
+    changing_masters,
+    engine_flats,
+    inner_optimizer,
+    set_counters,
+    shard_shapes,
+    tensor_place,
+)
 from pretrain.optim.muon import moments_of
 from pretrain.runtime.world import World
 from pretrain.utils.progress import ProgressLine
@@ -50,10 +57,7 @@ def load_checkpoint(
         UserError: on every rank, when the checkpoint cannot be read or does not fit the engine. Weights may
             have been changed then.
     """
-    optimizer = engine.optimizer
-    if engine.zero_optimization_stage() == 3:
-        optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
-    with ProgressLine("loading", "parameter") as progress:
+    with changing_masters(engine), ProgressLine("loading", "parameter") as progress:
         shown = progress if world.is_main else None
 
         def restore() -> UnshardedCheckpoint:
@@ -66,9 +70,7 @@ def load_checkpoint(
             return checkpoint
 
         state = world.together(restore).state
-    _publish(engine)
-    engine.global_steps, engine.skipped_steps = state.step, state.skipped
-    engine.global_samples = state.sequences
+    set_counters(engine, state.step, state.skipped, state.sequences)
 
 
 def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoint.open) -> None:
@@ -136,17 +138,3 @@ def shard_of(full: Tensor, spec: ParameterSpec, count: int, rank: int, shape: tu
         return full
     length = full.shape[spec.shard_dimension] // count
     return full.narrow(spec.shard_dimension, rank * length, length)
-
-
-def _publish(engine: Any) -> None:
-    """Update the weights that the model computes with from the fp32 masters. Collective."""
-    optimizer = engine.optimizer
-    if engine.zero_optimization_stage() == 3:
-        for index in range(len(optimizer.fp16_groups)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(index)
-        optimizer.checkpoint_event_epilogue()  # weights too small to be partitioned are gathered again
-        return
-    optimizer.update_lp_params()
-    # The tensor-access functions (safe_get_full_optimizer_state) find the moments through these links.
-    optimizer._hp_optimizer_states_linked = False
-    optimizer._lazy_init_hp_params_optimizer_state()

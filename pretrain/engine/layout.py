@@ -1,4 +1,4 @@
-"""Describes how ZeRO cuts parameters into the flat tensors of an engine's ranks, for reading and loading.
+"""Describes how ZeRO cuts parameters into the flat tensors of an engine's ranks, and lets them be changed.
 
 Stages 1 and 2 lay a group's parameters end to end in one flat tensor and give every rank an equal part of it,
 so that a parameter may lie on several ranks. Stage 3 cuts every parameter into one slice per rank and lays a
@@ -7,8 +7,9 @@ rank's slices of a sub-group (parameters of one group, about sub_group_size elem
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,3 +158,27 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
         flats.append(EngineFlat(master, groups[index], pieces, rank, ranks))
     return flats
+
+
+@contextlib.contextmanager
+def changing_masters(engine: Any) -> Iterator[None]:
+    """Let the block change masters and moments of this rank; afterwards the weights that the model computes
+    with are those of the masters. Collective at begin and end, unless the block raises."""
+    optimizer, partitioned = engine.optimizer, engine.zero_optimization_stage() == 3
+    if partitioned:
+        optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
+    yield
+    if partitioned:
+        for index in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        optimizer.checkpoint_event_epilogue()  # weights too small to be partitioned are gathered again
+        return
+    optimizer.update_lp_params()
+    # The tensor-access functions (safe_get_full_optimizer_state) find the moments through these links.
+    optimizer._hp_optimizer_states_linked = False
+    optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def set_counters(engine: Any, steps: int, skipped: int, samples: int) -> None:
+    """Set the engine's counts of steps, of those of which the update was skipped, and of sequences."""
+    engine.global_steps, engine.skipped_steps, engine.global_samples = steps, skipped, samples

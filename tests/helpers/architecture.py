@@ -133,12 +133,12 @@ def network_alone(root: Path) -> list[str]:
 
 # ---------------------------------------------------------------------- DeepSpeed's private parts
 
-KNOW_DEEPSPEED = ("pretrain/engine", "pretrain/checkpoint")
+KNOW_DEEPSPEED = ("pretrain/engine",)
 # What DeepSpeed documents, and this project uses. (Its optimizers' classes are public; what they hold is
 # not.)
 NAMES = "initialize init_distributed __version__ zero.Init zero.GatheredParameters ops.adam.DeepSpeedCPUAdam"
 PUBLIC = tuple(f"deepspeed.{name}" for name in NAMES.split())
-NAMES = "backward step train eval training module optimizer save_checkpoint load_checkpoint destroy "
+NAMES = "backward step train eval training module optimizer destroy "
 NAMES += "get_global_grad_norm was_step_applied zero_optimization_stage register_forward_hook"
 PUBLIC_OF_ENGINES = {*NAMES.split()}
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr")

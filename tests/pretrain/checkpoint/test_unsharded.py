@@ -74,7 +74,7 @@ DAMAGED = {
     "cannot read": lambda f: (f / FILES / "index.json").unlink(),
     "index.json does not hold what": lambda f: damage(f / FILES / "index.json", "truncated"),
     "the files are of another model": edit_state(d_model=90),
-    "attention_norm.bias": edit_state(norm_bias=False),
+    "has unknown final_norm.bias": edit_state(norm_bias=False),
     "lacks layers.4.attention.k.bias": edit_state(heads=[3, 5, 9, 9, 9]),
     "holds no state.json": lambda f: (f / "state.json").unlink(),
 }
