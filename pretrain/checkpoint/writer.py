@@ -1,7 +1,7 @@
 """Writes a rank's file of a checkpoint, hashed and synced, at once or in a thread during training.
 
-Unlike safetensors' save_file it lets other threads run meanwhile, hashes what it writes instead of reading it
-back, and frees each tensor when it is written.
+Unlike safetensors' save_file it hashes what it writes instead of reading it back, and needs one tensor at a
+time in the host's memory, or a part of one.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def check_loaded(source, shape, folder):
     assert found["groups"] == source.reference["groups"]
     assert found["steps"] == source.reference["steps"] == {3}
     assert found["counters"] == (3, 3 * SEQUENCES, 0)
-    if source.shape != shape:
+    if source.shape._replace(zero=()) != shape._replace(zero=()):
         assert found["notes"][0].startswith("reshaped: ")
 
 
@@ -98,7 +98,7 @@ def documented_reader():
     """The function of docs/checkpoints.md that reads a parameter with json and safetensors alone."""
     text = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(import json\n.*?)```", text, re.DOTALL)
-    assert len(code.splitlines()) <= 15 and "pretrain" not in code
+    assert len([*filter(None, code.splitlines())]) <= 15 and "pretrain" not in code
     names = {}
     exec(code, names)
     return names["read"]
