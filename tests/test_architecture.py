@@ -159,7 +159,7 @@ PLANTED: dict[Check, list[tuple[str, str, str | None]]] = {
         (NEW, "getattr(parameter, 'ds_shape', None)", "uses parameter.ds_shape"),
         (NEW, "module.is_invalid_grad_norm = None", "uses module.is_invalid_grad_norm"),
         ("model/new.py", "weight.ds_tensor", "model/new.py:1 uses weight.ds_tensor"),
-        ("pretrain/checkpoint/new.py", "from deepspeed.runtime import engine\nengine.param_names", None),
+        ("pretrain/engine/new.py", "from deepspeed.runtime import engine\nengine.param_names", None),
         (NEW, "from deepspeed.ops.adam import DeepSpeedCPUAdam\nengine.optimizer.param_groups", None),
         (NEW, "run.optimizer.betas", None),
     ],

@@ -124,8 +124,8 @@ def edit_index(change: Callable[[Any], object]) -> Callable[[Path], object]:
     return edit
 
 
-def bias(index: Any) -> Any:
-    return index["parameters"]["norm.weight"]
+def norm(index: Any) -> Any:
+    return index["parameters"]["final_norm.weight"]
 
 
 LAST = rank_file(1)
@@ -141,10 +141,10 @@ EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no file": (LAST, Path.unlink),
     "more ranks": (INDEX, edit_index(lambda index: index.update(ranks=4))),
     "no number of ranks": (INDEX, edit_index(lambda index: index.pop("ranks"))),
-    "another shape": (INDEX, edit_index(lambda index: bias(index)["shape"].append(1))),
-    "a piece too few": (INDEX, edit_index(lambda index: bias(index)["shards"][0].pop())),
-    "beyond the ranks": (INDEX, edit_index(lambda index: bias(index)["shards"][0][0].__setitem__(0, 9))),
-    "no such group": (INDEX, edit_index(lambda index: bias(index).update(group="x"))),
+    "another shape": (INDEX, edit_index(lambda index: norm(index)["shape"].append(1))),
+    "a piece too few": (INDEX, edit_index(lambda index: norm(index)["shards"][0].pop())),
+    "beyond the ranks": (INDEX, edit_index(lambda index: norm(index)["shards"][0][0].__setitem__(0, 9))),
+    "no such group": (INDEX, edit_index(lambda index: norm(index).update(group="x"))),
     "learning rate": (INDEX, edit_index(lambda index: index["groups"]["base/decay"].update(lr="x"))),
     "no index": (INDEX, Path.unlink),
 }
