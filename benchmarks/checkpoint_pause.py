@@ -61,7 +61,8 @@ def measure(one: OneTrainer, rounds: int) -> tuple[float, int, dict[str, list[tu
         for index in range(2 * rounds):
             way = list(found)[index % 2]
             began = time.perf_counter()
-            store.begin(engine, TrainingState(step=index + 1), tokenizer, background=way != "at once")
+            state = TrainingState(step=index + 1, model=session.model_config.to_json())
+            store.begin(engine, state, tokenizer, background=way != "at once")
             if way == "at once":
                 store.finish()
             pause = time.perf_counter() - began

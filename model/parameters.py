@@ -7,6 +7,7 @@ would decay nothing.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +51,11 @@ class ParameterSpec:
     vocabulary: bool
     """Whether dimension 0 is the padded vocabulary, whose number of zero rows at the end depends on the
     world."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements, full shape."""
+        return math.prod(self.shape)
 
 
 @functools.lru_cache(maxsize=64)

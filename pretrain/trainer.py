@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
-from pretrain.checkpoint.reshard import load_resharded
+from pretrain.checkpoint.loader import load_checkpoint
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.data.hashes import HashCheck, files_seen
 from pretrain.data.loader import BatchPrefetcher
@@ -176,7 +176,7 @@ class Trainer:
             network = build_network(self.run, model, merged, grid, **session.decisions.kernels())
             optimizer = build_run_optimizer(self.run, network, merged)
             self.engine = build_engine(self.run, network, optimizer, merged, grid)
-            load_resharded(self.engine, self.store.path(self.state.step), session.world, open_changed)
+            load_checkpoint(self.engine, self.store.path(self.state.step), session.world, open_changed)
             note_changed(self.state)
             for hook in self.hooks:
                 hook.reshaped(model)

@@ -10,8 +10,8 @@ from typing import Any
 
 from model.config import ModelConfig
 from model.errors import UserError
-from pretrain.checkpoint.reshard import check_readable, load_resharded
-from pretrain.checkpoint.state import TrainingState, WorldRecord, has_engine_files, read_features
+from pretrain.checkpoint.loader import check_readable, load_checkpoint
+from pretrain.checkpoint.state import TrainingState, WorldRecord, read_features
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
 from pretrain.data.tokenizer import Tokenizer
@@ -25,14 +25,9 @@ from pretrain.run.resume import (
     check_imported,
     check_resume,
     is_imported,
-    regrouped,
-    shape_change,
 )
 from pretrain.runtime.same_code import code_hash
 from pretrain.runtime.world import World
-
-# Settings of zero_optimization that decide where in a rank's files a parameter lies.
-PARTITIONING = ("round_robin_gradients", "parameter_alignment", "sub_group_size")
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,6 @@ def _world_record(world: World, decisions: Decisions, saved: TrainingState) -> W
         dtype=decisions.dtype.value,
         code=code if code[-1:] == [now] else [*code, now],
         offload=(zero.get("offload_optimizer") or {}).get("device", "none"),
-        partitioning={key: zero[key] for key in PARTITIONING if key in zero},
     )
 
 
@@ -106,25 +100,20 @@ class Loading:
 
     folder: Path | None
     """The checkpoint; None for a run that begins."""
-    reshape: bool = False
-    """Whether its files are of another shape, and are read parameter by parameter."""
     weights_only: bool = False
     """Whether the optimizer begins anew: it is of another kind."""
     notes: tuple[str, ...] = ()
     """What has changed, a line each."""
 
-    def load(self, engine: Any, store: CheckpointStore, state: TrainingState, hooks: Sequence[Hook]) -> None:
+    def load(self, engine: Any, world: World, state: TrainingState, hooks: Sequence[Hook]) -> None:
         """Set the engine and the hooks as the last session left them. Collective.
 
         Raises:
             UserError: the checkpoint's files cannot be read.
         """
         if self.folder is not None:
-            if self.reshape:
-                load_resharded(engine, self.folder, store.world, open_changed, self.weights_only)
-                note_changed(state)
-            else:
-                store.load(engine, self.folder)
+            load_checkpoint(engine, self.folder, world, open_changed, self.weights_only)
+            note_changed(state)
             tensors = read_features(self.folder)
             for hook in hooks:
                 hook.restore(tensors)
@@ -153,8 +142,5 @@ def plan_loading(
     if folder is None:
         return Loading(None)
     notes = [*newest.notes, *check_resume(saved, state, run, held, (folder / "tokenizer", tokenizer))]
-    model = ModelConfig.from_json(state.model)
-    other_shape = shape_change(saved.world, state.world) or regrouped(saved, run, model)
-    reshape = other_shape is not None or not has_engine_files(folder) or model != held
     check_readable(folder, world, open_changed)
-    return Loading(folder, reshape, begins_optimizer_anew(saved, run), tuple(notes))
+    return Loading(folder, begins_optimizer_anew(saved, run), tuple(notes))

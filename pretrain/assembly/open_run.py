@@ -112,7 +112,7 @@ def open_run(
         network = build_network(run, model_config, merged, world.grid, **decisions.kernels())
         optimizer = build_run_optimizer(run, network, merged)
         engine = build_engine(run, network, optimizer, merged, world.grid)
-        loading.load(engine, store, state, all_hooks)
+        loading.load(engine, world, state, all_hooks)
         trainer = Trainer(session, engine, store, all_hooks, metrics, Control(world, listener, watchdog))
         del network, optimizer, engine  # the trainer alone holds them: it replaces them when heads change
         yield trainer

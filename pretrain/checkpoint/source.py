@@ -1,4 +1,4 @@
-"""The interface of all readers of checkpoint tensors, for any kind of files."""
+"""The interface of all readers of checkpoint tensors: of files, and of one with heads added or removed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,21 @@ class Source(Protocol):
     """Where a checkpoint's tensors come from."""
 
     groups: dict[str, ParameterGroup]
+    shards: int
+    """Tensor-parallel ranks whose shards read_shard reads; 0: it reads none."""
 
     def names(self) -> list[str]:
-        """Names of the parameters in the files."""
+        """Names of the parameters."""
 
     def tensor(self, name: str, key: str) -> Tensor:
         """MASTERS or one of MOMENTS of a parameter, in full."""
+
+    def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
+        """Fill *out*, flat, with the elements of a parameter's shard from *start* on.
+
+        Args:
+            shard: the tensor-parallel rank; any where no rank has only a part.
+        """
 
     def step(self, name: str) -> int:
         """Updates that Adam has applied to it."""
@@ -40,6 +49,9 @@ class Source(Protocol):
         Raises:
             UserError: it names the file.
         """
+
+    def random_state(self, rank: int) -> dict[str, Tensor]:
+        """What pretrain.checkpoint.random_state returned on a rank; empty if it is not stored."""
 
     def release(self) -> None:
         """Unmap the files that reading has mapped into memory."""

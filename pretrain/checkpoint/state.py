@@ -19,8 +19,6 @@ from model.errors import UserError
 from pretrain.utils.parsing import read_json
 
 FORMAT = 1
-ENGINE_FOLDER = "deepspeed"
-UNIVERSAL_FOLDER = "universal"
 # Tensors that hooks keep from one session to the next, such as the features of the last probe.
 FEATURES = "features.safetensors"
 
@@ -69,8 +67,6 @@ class WorldRecord:
     """bf16 or fp32: what the model computes in."""
     offload: str = "none"
     """Device that the optimizer's state is offloaded to."""
-    partitioning: dict[str, Any] = field(default_factory=dict)
-    """Settings of zero_optimization that decide where in a rank's files a parameter lies."""
     threads: Count = 1
     """CPU threads per rank."""
     device: str = "cpu"
@@ -149,11 +145,6 @@ class TrainingState:
     def to_json(self) -> str:
         """The text of state.json."""
         return json.dumps(to_plain(self), indent=1)
-
-
-def has_engine_files(folder: Path) -> bool:
-    """Whether a checkpoint holds an engine's own files, not only unsharded tensors."""
-    return (folder / ENGINE_FOLDER).is_dir()
 
 
 def read_state(folder: Path) -> TrainingState:

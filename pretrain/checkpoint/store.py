@@ -1,10 +1,10 @@
 """Writes checkpoints atomically, verifies them before they are loaded, and prunes old ones.
 
-A checkpoint is a folder ``checkpoints/step_000500`` that holds ``deepspeed/`` (the engine's own files, some
-for each rank, and every rank's random state), ``tokenizer/``, ``state.json`` (TrainingState),
-``manifest.json`` (size and hash of every file), and in runs that probe their features
-``features.safetensors`` (those of the last probe). It is written under a hidden name, synced, and renamed
-when every rank has finished; ``latest`` is then replaced in one step.
+A checkpoint is a folder ``checkpoints/step_000500`` that holds ``weights_and_optimizer/`` (a file of each
+rank and the index, see index.py), ``tokenizer/``, ``state.json`` (TrainingState), ``manifest.json`` (size and
+hash of every file), and in runs that probe their features ``features.safetensors`` (those of the last probe).
+It is written under a hidden name, synced, and renamed when every rank has finished; ``latest`` is then
+replaced in one step.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.errors import UserError
+from model.parameters import parameter_specs
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_valid
+from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.manifest import verify, write_manifest
 from pretrain.checkpoint.mirror import Mirror, has_room, restore_lost
-from pretrain.checkpoint.state import ENGINE_FOLDER, FEATURES, TrainingState, read_state, understood
-from pretrain.checkpoint.writer import RecordingCheckpointEngine
+from pretrain.checkpoint.random_state import random_state
+from pretrain.checkpoint.state import FEATURES, TrainingState, read_state
+from pretrain.checkpoint.writer import RankWriter, engine_index, engine_tensors
 from pretrain.config.sections import CheckpointConfig
-from pretrain.engine.build import in_a_collective
 from pretrain.runtime.world import World
 from pretrain.utils.files import (
     copy_folder,
@@ -42,16 +44,15 @@ from pretrain.utils.files import (
 )
 from pretrain.utils.text import labelled
 
-RANDOM_STATES = "random_states.pt"  # of every rank, in rank order
-
 
 class _UnderWay(NamedTuple):
     """A checkpoint that is being written."""
 
-    writer: RecordingCheckpointEngine
+    writer: RankWriter
     partial: Path
     target: Path
     state: str
+    index_text: str | None
     step: int
     features: dict[str, Tensor]
     prune: bool
@@ -144,19 +145,14 @@ class CheckpointStore:
         target = self.path(state.step)
         partial = self.folder / f".writing_{target.name}"
         self._stop_on(self._prepare(partial, tokenizer_folder) if self.world.is_main else None, partial)
-        writer = RecordingCheckpointEngine(background)
-        engine.checkpoint_engine = writer
-        # DeepSpeed's script expects another layout; pretrain.convert reads ours.
-        engine._copy_recovery_script = lambda save_path: None
-        engine.save_checkpoint(str(partial), tag=ENGINE_FOLDER, save_latest=False)
-        random_states = self.world.gather(random_state())
-        if self.world.is_main:  # one small file, not one for each of hundreds of ranks
-            writer.save(random_states, partial / ENGINE_FOLDER / RANDOM_STATES)
-        if background:
-            writer.start()
+        path = partial / TENSORS_FOLDER / rank_file(self.world.rank)
+        writer = RankWriter(path, engine_tensors(engine) | random_state(), background)
+        index = None
+        if self.world.is_main:
+            index = engine_index(engine, parameter_specs(ModelConfig.from_json(state.model))).to_json()
         written_state = json.dumps(asdict(state), indent=1)
         self._under_way = _UnderWay(
-            writer, partial, target, written_state, state.step, dict(features or {}), prune
+            writer, partial, target, written_state, index, state.step, dict(features or {}), prune
         )
 
     @property
@@ -237,27 +233,6 @@ class CheckpointStore:
             )
         return None
 
-    def load(self, engine: Any, folder: Path) -> None:
-        """Load the engine's tensors, optimizer state and this rank's random state from *folder*.
-
-        Raises:
-            UserError: on the ranks whose files were not written by an engine of this shape.
-        """
-        try:
-            with understood(folder / ENGINE_FOLDER):
-                path, _ = engine.load_checkpoint(
-                    str(folder), tag=ENGINE_FOLDER, load_lr_scheduler_states=False
-                )
-        except UserError as error:
-            if error.__cause__ is not None and in_a_collective(error.__cause__):
-                raise error.__cause__ from None  # another rank has failed, and says why
-            raise
-        if path is None:
-            raise UserError(f"checkpoint: DeepSpeed found nothing to load in {folder}")
-        random_states = folder / ENGINE_FOLDER / RANDOM_STATES
-        with understood(random_states):
-            restore_random_state(torch.load(random_states, weights_only=True)[self.world.rank])
-
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         if problem := self.end_pruning():
             return problem
@@ -266,7 +241,7 @@ class CheckpointStore:
                 restore_folder(self.folder / replaced.name.removeprefix(".replaced_"))
             for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
-            (partial / ENGINE_FOLDER).mkdir(parents=True)
+            (partial / TENSORS_FOLDER).mkdir(parents=True)
             copy_folder(tokenizer_folder, partial / "tokenizer")
         except OSError as error:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
@@ -280,13 +255,15 @@ class CheckpointStore:
             if checkpoint.features:
                 save_file(checkpoint.features, partial / FEATURES)
                 sync(partial / FEATURES)
-            files = {f"{ENGINE_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
-            for path in sorted([*partial.glob("*"), *(partial / "tokenizer").rglob("*")]):
+            index = partial / TENSORS_FOLDER / INDEX
+            write_atomically(index, checkpoint.index_text or "")
+            files = {f"{TENSORS_FOLDER}/{name}": entry for part in written for name, entry in part.items()}
+            for path in sorted([index, *partial.glob("*"), *(partial / "tokenizer").rglob("*")]):
                 if path.is_file():
                     files[path.relative_to(partial).as_posix()] = file_entry(path)
             write_manifest(partial, files)
             sync_tree(partial / "tokenizer")
-            sync(partial / ENGINE_FOLDER)  # every rank has synced its own files in there
+            sync(partial / TENSORS_FOLDER)  # every rank has synced its own files in there
             sync(partial)
             put_folder(partial, target)  # it may exist: damaged, or written before a fall-back
             write_atomically(self.run_folder / "latest", target.name + "\n")
@@ -349,18 +326,3 @@ def remove(folder: Path) -> None:
     shutil.rmtree(hidden_folder, ignore_errors=True)
     folder.rename(hidden_folder)
     shutil.rmtree(hidden_folder, ignore_errors=True)
-
-
-def random_state() -> dict[str, Any]:
-    """State of torch's generators on this rank."""
-    state = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_initialized():  # not in a run on CPUs beside a GPU, whose state it would open
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore the generators from what random_state returned."""
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(state["cuda"])

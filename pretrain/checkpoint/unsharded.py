@@ -5,10 +5,8 @@
         weight = checkpoint.parameter(name)          # fp32 master weight, full shape
         moments = checkpoint.optimizer_state(name)   # exp_avg, exp_avg_sq (full shape), step
 
-Resharding and conversion to other formats both use it. It needs no process group, no GPU and no model in
-memory, and holds about one parameter at a time. It reads ``deepspeed/`` folders of any ZeRO stage, dtype,
-data-parallel and tensor-parallel size (deepspeed_files.py), and ``canonical/`` folders of weights alone
-(unsharded_folder.py, which writes them, too).
+Resuming, evaluation and conversion to other formats all use it. It needs no process group, no GPU and no
+model in memory, and holds about one parameter at a time.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import ParameterSpec, parameter_specs
-from pretrain.checkpoint.deepspeed_files import MASTERS, ShardedSource
+from pretrain.checkpoint.index import MASTERS, TENSORS_FOLDER
+from pretrain.checkpoint.sharded_files import ShardedFiles
 from pretrain.checkpoint.source import Source
-from pretrain.checkpoint.state import ENGINE_FOLDER, TrainingState, WorldRecord, read_state, understood
-from pretrain.checkpoint.unsharded_folder import CANONICAL_FOLDER, FolderSource
+from pretrain.checkpoint.state import TrainingState, read_state, understood
 from pretrain.optim.muon import MOMENTS
 
 
@@ -58,7 +56,7 @@ class UnshardedCheckpoint:
         state = read_state(folder)
         with understood(folder):
             specs = parameter_specs(ModelConfig.from_json(state.model))
-            source = _source(folder, specs, state.world)
+            source = ShardedFiles(folder / TENSORS_FOLDER, specs, state.world)
         _check_names(folder, set(source.names()), set(specs))
         return cls(folder, state, source, specs)
 
@@ -92,6 +90,24 @@ class UnshardedCheckpoint:
         with understood(self.folder):
             return self._source.tensor(name, key)
 
+    def holds_shard(self, name: str, count: int) -> bool:
+        """Whether read_shard reads the shards of a parameter that *count* tensor-parallel ranks have."""
+        whole = self._source.shards > 0 and self.specs[name].shard_dimension is None
+        return whole or self._source.shards == count
+
+    def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
+        """Fill *out*, flat fp32, with the elements of a shard from *start* on, and read no others.
+
+        Args:
+            shard: the tensor-parallel rank.
+        """
+        with understood(self.folder):
+            self._source.read_shard(name, key, shard, start, out)
+
+    def random_state(self, rank: int) -> dict[str, Tensor]:
+        """The states of a rank's generators, as restore_random_state takes them; empty if not stored."""
+        return self._source.random_state(rank)
+
     def check(self, part: int = 0, parts: int = 1) -> None:
         """See Source.check."""
         with understood(self.folder):
@@ -100,14 +116,6 @@ class UnshardedCheckpoint:
     def release(self) -> None:
         """Unmap the files read so far, which are counted as this process's memory until then."""
         self._source.release()
-
-
-def _source(folder: Path, specs: dict[str, ParameterSpec], world: WorldRecord | None) -> Source:
-    if (folder / ENGINE_FOLDER).is_dir():
-        return ShardedSource(folder / ENGINE_FOLDER, specs, world)
-    if (folder / CANONICAL_FOLDER).is_dir():
-        return FolderSource(folder / CANONICAL_FOLDER, specs)
-    raise UserError(f"checkpoint: {folder} has no {ENGINE_FOLDER} or {CANONICAL_FOLDER} folder")
 
 
 def _check_names(folder: Path, stored: set[str], expected: set[str]) -> None:

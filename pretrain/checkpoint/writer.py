@@ -1,97 +1,152 @@
-"""Writes a rank's files of a checkpoint, hashed and synced, at once or in a thread during training."""
+"""Writes a rank's file of a checkpoint, hashed and synced, at once or in a thread during training.
+
+Unlike safetensors' save_file it hashes what it writes instead of reading it back, and needs one tensor at a
+time in the host's memory, or a part of one.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import copy as copy_module
+import json
 import os
 import threading
-from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 from torch import Tensor
 
+from model.parameters import ParameterSpec
+from pretrain.checkpoint.index import HYPERPARAMETERS, MASTERS, Group, Index, Parameter, flat_name
+from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
+from pretrain.optim.muon import moments_of
+from pretrain.utils.files import CHUNK_BYTES
 
-class _HashingFile:
-    """A file that hashes what passes through and keeps the first error instead of raising it.
-
-    torch.save must not see the error: an exception half-way through would leave the other ranks in a
-    collective.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.error: OSError | None = None
-        self.bytes = 0
-        self._hash = xxhash.xxh3_128()
-        try:
-            self._file = path.open("wb")
-        except OSError as error:
-            self.error = error
-
-    def write(self, data: Any) -> int:
-        data = memoryview(data).cast("B")
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
-        self._hash.update(data)
-        self.bytes += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing to do: close() syncs."""
-
-    def close(self) -> dict[str, Any]:
-        """Sync to disk. Returns the manifest's entry."""
-        if self.error is None:
-            try:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()
-            except OSError as error:
-                self.error = error
-        if self.error is not None and hasattr(self, "_file"):
-            with contextlib.suppress(OSError):  # the first error is the one to report
-                self._file.close()
-        return {"bytes": self.bytes, "xxh3_128": self._hash.hexdigest()}
+DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}
 
 
-class RecordingCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine, which also syncs and hashes every file, and remembers the first error.
+def engine_tensors(engine: Any) -> dict[str, Tensor]:
+    """The flat tensors of this rank's optimizer by their names in its file: fp32 weights and moments. Nothing
+    is copied."""
+    states = inner_optimizer(engine).state
+    tensors = {}
+    for number, flat in enumerate(engine_flats(engine)):
+        tensors[flat_name(MASTERS, number)] = flat.master.data
+        for key in moments_of(flat.group):
+            moment = states.get(flat.master, {}).get(key)
+            # There is none before the first update.
+            tensors[flat_name(key, number)] = torch.zeros_like(flat.master.data) if moment is None else moment
+    return tensors
+
+
+def engine_index(engine: Any, specs: Mapping[str, ParameterSpec]) -> Index:
+    """The index of what all ranks write of an engine.
 
     Args:
-        background: ``save`` only copies the tensors to the host's memory; ``start`` then writes them in a
-            thread, while the training goes on. Needs as much memory as the rank's files take.
+        specs: the parameters of its model.
+    """
+    t, _ = tensor_place(engine)
+    shapes, states = shard_shapes(engine), inner_optimizer(engine).state
+    groups, parameters, ranks = {}, {}, t
+    for number, flat in enumerate(engine_flats(engine)):
+        settings = {key: flat.group[key] for key in HYPERPARAMETERS}
+        kind, moments = flat.group.get("kind", "adamw"), list(moments_of(flat.group))
+        groups[flat.group["name"]] = Group(**settings, moments=moments, kind=kind)
+        step, ranks = int(states.get(flat.master, {}).get("step", 0)), flat.ranks * t
+        for name, pieces in flat.all_pieces.items():
+            split = specs[name].shard_dimension if t > 1 else None
+            # All tensor-parallel ranks cut their shards, which have equal shapes, in the same way.
+            shards = [
+                [(piece.rank * t + shard, number, piece.offset, piece.numel) for piece in pieces]
+                for shard in range(1 if split is None else t)
+            ]
+            shape = list(specs[name].shape)
+            parameters[name] = Parameter(flat.group["name"], step, shape, list(shapes[name]), split, shards)
+    return Index(ranks, t, groups, {name: parameters[name] for name in specs})
+
+
+class TensorFile:
+    """A safetensors file that is written tensor by tensor, and hashed as it is written.
+
+    Args:
+        tensors: what it will hold, by name; of these only shape and dtype are used.
+        stopped: asked before every chunk whether to write no more.
+
+    Raises:
+        OSError: from every method.
     """
 
-    def __init__(self, background: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self, path: Path, tensors: Mapping[str, Tensor], stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        # Each begins at a multiple of the size of its numbers, as safetensors and torch need it.
+        self.order = sorted(tensors, key=lambda name: -tensors[name].element_size())
+        self._stopped, self._bytes, self._hash = stopped, 0, xxhash.xxh3_128()
+        header, end = {}, 0
+        for name in self.order:
+            begin, end = end, end + tensors[name].nbytes
+            dtype, shape = DTYPES[tensors[name].dtype], list(tensors[name].shape)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._file = path.open("wb")
+        self._add(memoryview(len(text).to_bytes(8, "little") + text))
+
+    def write(self, tensor: Tensor) -> None:
+        """Write the next tensor, or the next part of it."""
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        self._add(flat.view(torch.uint8).numpy().data)
+
+    def _add(self, data: memoryview) -> None:
+        for begin in range(0, len(data), CHUNK_BYTES):
+            if self._stopped():
+                return
+            chunk = data[begin : begin + CHUNK_BYTES]
+            self._file.write(chunk)
+            self._hash.update(chunk)
+            self._bytes += len(chunk)
+
+    def finish(self) -> dict[str, Any]:
+        """Sync to disk. Returns the manifest's entry."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"bytes": self._bytes, "xxh3_128": self._hash.hexdigest()}
+
+    def close(self) -> None:
+        """Close the file, whole or not."""
+        self._file.close()
+
+
+class RankWriter:
+    """Writes one rank's file.
+
+    Args:
+        background: only copy the tensors to the host's memory here, and write them in a thread while the
+            training goes on. Needs as much memory as the file takes.
+
+    Attributes:
+        written: the manifest's entry by the file's name, once it is written.
+        problem: why it could not be written. No error is raised: the other ranks are in a collective.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], background: bool) -> None:
+        self.path = path
         self.written: dict[str, dict[str, Any]] = {}
         self.problem: str | None = None
-        self._background = background
-        self._copied: list[tuple[Any, Path]] = []
+        self._tensors = dict(tensors)
+        self._given_up = False
         self._thread: threading.Thread | None = None
-
-    def save(self, state_dict: Any, path: str | Path) -> None:
-        """Write *state_dict* to *path*; a failure ends up in ``problem``, not in an exception."""
-        if self._background:
-            self._copied.append((copied_to_host(state_dict), Path(path)))
+        if background:
+            self._tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+            self._thread = threading.Thread(target=self._write, name="checkpoint writer")
+            self._thread.start()
         else:
-            self._write(state_dict, Path(path))
-
-    def start(self) -> None:
-        """Begin to write what ``save`` has copied."""
-        self._thread = threading.Thread(target=self._write_copied, name="checkpoint writer")
-        self._thread.start()
+            self._write()
 
     @property
     def running(self) -> bool:
-        """Whether files are still being written."""
+        """Whether the file is still being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
@@ -100,51 +155,22 @@ class RecordingCheckpointEngine(TorchCheckpointEngine):
             self._thread.join()
 
     def give_up(self) -> None:
-        """Write no further file, and return when none is being written; what there is stays unfinished."""
-        self._copied.clear()
+        """Write no more; the file stays unfinished."""
+        self._given_up = True
         self.wait()
 
-    def _write_copied(self) -> None:
-        while self._copied:
-            state_dict, path = self._copied.pop(0)
+    def _write(self) -> None:
+        try:
+            file = TensorFile(self.path, self._tensors, lambda: self._given_up)
             try:
-                self._write(state_dict, path)
-            except Exception as error:  # any error must reach the main thread
-                self.problem = self.problem or f"cannot write {path.name}: {type(error).__name__}: {error}"
-            del state_dict  # its memory is free before the next file is written
-
-    def _write(self, state_dict: Any, path: Path) -> None:
-        file = _HashingFile(path)
-        torch.save(state_dict, file)  # type: ignore[arg-type]
-        self.written[path.name] = file.close()
-        if file.error is not None and self.problem is None:
-            self.problem = f"cannot write {path.name}: {file.error.strerror or file.error}"
-
-
-def copied_to_host(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples whose tensors are in the host's memory and no longer change.
-
-    A tensor that occurs twice is copied once, and so is written once.
-    """
-    return _copied(value, {})
-
-
-def _copied(value: Any, copies: dict[Any, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), type(value))
-        if key not in copies or value.numel() == 0:
-            copy = value.detach().to("cpu", copy=True)
-            copies[key] = (
-                torch.nn.Parameter(copy, value.requires_grad)
-                if isinstance(value, torch.nn.Parameter)
-                else copy
-            )
-        return copies[key]
-    if isinstance(value, dict):
-        parts = ((name, _copied(part, copies)) for name, part in value.items())
-        return OrderedDict(parts) if isinstance(value, OrderedDict) else dict(parts)
-    if isinstance(value, list):
-        return [_copied(part, copies) for part in value]
-    if type(value) is tuple:
-        return tuple(_copied(part, copies) for part in value)
-    return copy_module.deepcopy(value)
+                for name in file.order:
+                    file.write(self._tensors.pop(name))
+                self.written[self.path.name] = file.finish()
+            finally:
+                file.close()
+        except OSError as error:
+            self.problem = f"cannot write {self.path.name}: {error.strerror or error}"
+        except Exception as error:  # any error must reach the main thread
+            self.problem = f"cannot write {self.path.name}: {type(error).__name__}: {error}"
+        finally:
+            self._tensors.clear()

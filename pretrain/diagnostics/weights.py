@@ -20,7 +20,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.initialization import initial_value
 from model.parameters import ParameterSpec
-from pretrain.checkpoint.reshard import shard_of
+from pretrain.checkpoint.loader import shard_of
 from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
 from pretrain.optim.muon import MOMENTS, is_muon
 from pretrain.runtime.world import World

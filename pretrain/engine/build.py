@@ -113,13 +113,7 @@ def build_engine(
     import deepspeed
 
     from model.parameters import parameter_specs
-    from pretrain.engine.universal_info import universal_info
 
-    # DeepSpeed saves this with every checkpoint, for its own converter.
-    specs = parameter_specs(network.config)
-    network.universal_checkpoint_info = universal_info(  # type: ignore[assignment]
-        specs, network.config.vocab_size
-    )
     with refusals_of_deepspeed(), quiet_start(wanted=bool(ds_config.get("memory_breakdown"))):
         engine, _, _, _ = deepspeed.initialize(
             model=network,
@@ -130,7 +124,7 @@ def build_engine(
         )
     show_what_was_asked_for(ds_config)
     if run.optimizer.kind == "muon":
-        connect_muon(engine, specs, network.config, run.muon)
+        connect_muon(engine, parameter_specs(network.config), network.config, run.muon)
     return engine
 
 

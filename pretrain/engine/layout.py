@@ -1,4 +1,4 @@
-"""Describes how ZeRO cuts parameters into the flat tensors of an engine's ranks, for reading and loading.
+"""Describes how ZeRO cuts parameters into the flat tensors of an engine's ranks, and lets them be changed.
 
 Stages 1 and 2 lay a group's parameters end to end in one flat tensor and give every rank an equal part of it,
 so that a parameter may lie on several ranks. Stage 3 cuts every parameter into one slice per rank and lays a
@@ -7,15 +7,14 @@ rank's slices of a sub-group (parameters of one group, about sub_group_size elem
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-
-from model.errors import UserError
 
 Named = Sequence[tuple[str, int]]
 """Parameters in order: name, and number of elements on one tensor-parallel rank."""
@@ -97,6 +96,8 @@ class EngineFlat:
     """The pieces of its parameters on all data-parallel ranks, in the order of the flat tensor."""
     rank: int
     """This data-parallel rank."""
+    ranks: int
+    """Number of data-parallel ranks."""
 
     @functools.cached_property
     def pieces(self) -> dict[str, list[Piece]]:
@@ -135,15 +136,14 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
     groups = inner_optimizer(engine).param_groups
     flats = []
     if engine.zero_optimization_stage() == 3:
-        if optimizer.swap_optimizer:
-            raise UserError("checkpoint: it cannot be reshaped into an engine that swaps to NVMe")
         for index, parameters in enumerate(optimizer.fp16_groups):
             process_group = optimizer.sub_group_process_groups[index]
             named = [(names[p], p.ds_numel) for p in parameters]
-            pieces = sliced_pieces(index, named, dist.get_world_size(process_group))
+            ranks = dist.get_world_size(process_group)
+            pieces = sliced_pieces(index, named, ranks)
             master = optimizer.fp32_partitioned_groups_flat[index]
             group = groups[optimizer.sub_group_to_group_id[index]]
-            flats.append(EngineFlat(master, group, pieces, dist.get_rank(process_group)))
+            flats.append(EngineFlat(master, group, pieces, dist.get_rank(process_group), ranks))
         return flats
     if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer
         layout, paddings = optimizer.bf16_groups, [None] * len(optimizer.bf16_groups)
@@ -154,6 +154,31 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
     for index, (parameters, padding, master) in enumerate(zip(layout, paddings, masters, strict=True)):
         named = [(names[p], p.numel()) for p in parameters]
         pieces = contiguous_pieces(index, named, padding, master.numel())
-        rank = dist.get_rank(optimizer.real_dp_process_group[index])
-        flats.append(EngineFlat(master, groups[index], pieces, rank))
+        process_group = optimizer.real_dp_process_group[index]
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        flats.append(EngineFlat(master, groups[index], pieces, rank, ranks))
     return flats
+
+
+@contextlib.contextmanager
+def changing_masters(engine: Any) -> Iterator[None]:
+    """Let the block change masters and moments of this rank; afterwards the weights that the model computes
+    with are those of the masters. Collective at begin and end, unless the block raises."""
+    optimizer, partitioned = engine.optimizer, engine.zero_optimization_stage() == 3
+    if partitioned:
+        optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
+    yield
+    if partitioned:
+        for index in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        optimizer.checkpoint_event_epilogue()  # weights too small to be partitioned are gathered again
+        return
+    optimizer.update_lp_params()
+    # The tensor-access functions (safe_get_full_optimizer_state) find the moments through these links.
+    optimizer._hp_optimizer_states_linked = False
+    optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def set_counters(engine: Any, steps: int, skipped: int, samples: int) -> None:
+    """Set the engine's counts of steps, of those of which the update was skipped, and of sequences."""
+    engine.global_steps, engine.skipped_steps, engine.global_samples = steps, skipped, samples

@@ -18,7 +18,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.initialization import initial_distribution
 from model.parameters import ParameterRole, parameter_specs
-from pretrain.checkpoint.deepspeed_files import MASTERS
+from pretrain.checkpoint.index import MASTERS
 from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import TrainingState, read_features
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
@@ -117,7 +117,9 @@ def changed_checkpoint(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
 
 
 class _ChangedSource:
-    """A checkpoint's tensors with heads added and removed (a Source)."""
+    """A checkpoint's tensors with heads added and removed (a Source); whole parameters alone."""
+
+    shards = 0
 
     def __init__(
         self, checkpoint: UnshardedCheckpoint, model: ModelConfig, changes: Sequence[Change]
@@ -125,7 +127,7 @@ class _ChangedSource:
         self._checkpoint, self._model, self._changes = checkpoint, model, changes
         self.groups: dict[str, ParameterGroup] = checkpoint.groups
         self.names, self.step, self.release = checkpoint.names, checkpoint.step, checkpoint.release
-        self.check = checkpoint.check
+        self.check, self.random_state = checkpoint.check, checkpoint.random_state
         state, features = checkpoint.state, read_features(checkpoint.folder)
         self._new: dict[Change, Candidate] = {}
         for change in (change for change in changes if change.kind == "grow"):
@@ -148,6 +150,9 @@ class _ChangedSource:
             else:
                 heads.append(self._head(change, role, key, heads[0]))
         return torch.cat(heads, dimension)
+
+    def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
+        raise NotImplementedError("shards is 0")
 
     def _head(self, change: Change, role: ParameterRole, key: str, like: Tensor) -> Tensor:
         """The new head's part of a weight or bias; its moments begin at zero, as do biases and the

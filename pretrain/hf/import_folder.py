@@ -18,7 +18,7 @@ from model.config import ModelConfig
 from model.errors import printable
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.checkpoint.unsharded_folder import write_unsharded
+from pretrain.checkpoint.weights_only import write_weights
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
@@ -75,7 +75,7 @@ def _write_run(
     state = TrainingState(model=model.to_json(), data=DataIdentity(tokenizer_hash(tokenizer)))
     (created / "checkpoints").mkdir()
     weights = _parameters(model, network)
-    write_unsharded(created / "checkpoints" / "step_000000", state, weights, created / "tokenizer")
+    write_weights(created / "checkpoints" / "step_000000", state, weights, created / "tokenizer")
     write_atomically(created / "latest", "step_000000\n")
     write_atomically(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
     recipe = {

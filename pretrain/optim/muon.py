@@ -8,14 +8,15 @@ clipping.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pretrain.config.sections import MuonConfig
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+Moment = Literal["exp_avg", "exp_avg_sq"]
+MOMENTS: tuple[Moment, Moment] = ("exp_avg", "exp_avg_sq")
 
 
 def is_muon(group: dict[str, Any]) -> bool:
@@ -23,7 +24,7 @@ def is_muon(group: dict[str, Any]) -> bool:
     return group.get("kind") == "muon"
 
 
-def moments_of(group: dict[str, Any]) -> tuple[str, ...]:
+def moments_of(group: dict[str, Any]) -> tuple[Moment, ...]:
     """The moments that the optimizer keeps of a group: AdamW's two, or Muon's momentum under the name of the
     first."""
     return MOMENTS[:1] if is_muon(group) else MOMENTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import differing_settings
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.optim.groups import run_groups
 from pretrain.run.hooks import Hook
 
 # Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked
@@ -26,8 +24,8 @@ SILENT = {
 }
 
 
-# What the files of a checkpoint depend on. A change is allowed: the checkpoint is reshaped.
-SHAPE = ("ranks", "tensor_parallel", "stage", "offload", "dtype", "partitioning")
+# A change of these is allowed, and noted.
+SHAPE = ("ranks", "tensor_parallel", "stage", "offload", "dtype")
 
 
 IMPORTED = "imported"
@@ -94,24 +92,6 @@ def shape_change(saved: WorldRecord | None, world: WorldRecord | None) -> str | 
     return f"reshaped: {', '.join(changes)}" if changes else None
 
 
-def regrouped(saved: TrainingState, run: RunConfig, model: ModelConfig) -> str | None:
-    """How the optimizer's groups differ from those of a checkpoint, in a phrase; None when they are the same.
-
-    DeepSpeed pairs groups by position, unchecked; a checkpoint with other groups is read parameter by
-    parameter.
-    """
-    if not saved.run:
-        return None  # no engine has written it: it is read parameter by parameter anyway
-    asked = _asked_before(saved)
-    of_groups = {name: getattr(asked.optimizer, name) for name in ("kind", "decay_embeddings")}
-    optimizer = dataclasses.replace(run.optimizer, **of_groups)
-    before = dataclasses.replace(run, lr_rules=asked.lr_rules, optimizer=optimizer, muon=asked.muon)
-    old, new = ({g.name: g.parameters for g in run_groups(config, model)} for config in (before, run))
-    if list(old.items()) == list(new.items()):
-        return None
-    return f"optimizer groups changed from {', '.join(old)} to {', '.join(new)}"
-
-
 def begins_optimizer_anew(saved: TrainingState, run: RunConfig) -> bool:
     """Whether a checkpoint's optimizer is of another kind, so that only its weights are of use.
 
@@ -166,8 +146,6 @@ def check_resume(
         old, new = asked.optimizer, run.optimizer
         for name, earlier, later in (
             ("seed", asked.seed, run.seed),
-            # It decides which optimizer group a parameter is in, and DeepSpeed pairs groups by position,
-            # unchecked.
             ("optimizer.decay_embeddings", old.decay_embeddings, new.decay_embeddings),
             ("document_mask", asked.document_mask, run.document_mask),  # in effect another model
         ):
@@ -185,7 +163,7 @@ def check_resume(
             f"resume: {run.folder} holds another run ({'; '.join(differences)}); "
             f"{settings_to_give(is_imported(saved))}"
         )
-    reshaped = [shape_change(saved.world, state.world), regrouped(saved, run, held)]
+    reshaped = [shape_change(saved.world, state.world)]
     if begins_optimizer_anew(saved, run):
         reshaped.append("the optimizer begins anew, the weights are kept")
     return [change for change in reshaped if change] + _notes(saved, state, run)

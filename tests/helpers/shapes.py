@@ -156,7 +156,7 @@ def newest(run_folder: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, dict[str, Any]]:
-    """The canonical tensors and step counts of a checkpoint."""
+    """The whole tensors and step counts of a checkpoint."""
     checkpoint = UnshardedCheckpoint.open(folder)
     return {
         name: {"fp32": checkpoint.parameter(name), **checkpoint.optimizer_state(name)}

@@ -357,8 +357,8 @@ def test_a_full_disk(prism, tmp_path, capsys, monkeypatch):
 
 def test_damaged_checkpoints(prism, tmp_path, capsys):
     run = shutil.copytree(prism, tmp_path / "run")
-    newest = run / "checkpoints" / "step_000012" / "deepspeed"
-    next(newest.glob("*optim_states.pt")).unlink()
+    newest = run / "checkpoints" / "step_000012" / "weights_and_optimizer"
+    (newest / "rank_00000.safetensors").unlink()
     assert "is missing" in failure(capsys, run, "--out", tmp_path / "hf", "--step", "12")
     assert convert.main([str(run), "--out", str(tmp_path / "hf")]) == 0  # falls back, and says so
     assert "step_000012 is damaged" in capsys.readouterr().out

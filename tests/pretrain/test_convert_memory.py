@@ -12,7 +12,7 @@ import torch
 from model.config import ModelConfig, block
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.checkpoint.unsharded_folder import write_unsharded
+from pretrain.checkpoint.weights_only import write_weights
 from pretrain.data.tokenizer import tokenizer_hash
 from tests.helpers.exports import trained
 from tests.helpers.training import ROOT
@@ -36,7 +36,7 @@ def write_run(folder, small, model: ModelConfig) -> None:
             yield name, weight
 
     (folder / "checkpoints").mkdir(parents=True)
-    write_unsharded(folder / "checkpoints" / "step_000000", state, parameters(), small.folder / "tokenizer")
+    write_weights(folder / "checkpoints" / "step_000000", state, parameters(), small.folder / "tokenizer")
 
 
 def converted(run, out, chosen, weights):

@@ -176,8 +176,6 @@ def test_other_rules_regroup_what_was_saved(small_folder, tmp_path, shape):
     ruled = dataclasses.replace(run, lr_rules=[rule])
     # Loaded and saved again without a step: a run that has all its steps only loads.
     found = run_distributed(load_and_gather, shape.ranks, ruled, shape, tmp_path / "again", timeout=120)[0]
-    groups = "base/decay, base/no_decay"
-    assert found["notes"][0] == f"optimizer groups changed from {groups} to {groups}, slow/decay"
     assert any(note.startswith("lr_rules changed: [] -> ") for note in found["notes"])
     assert list(found["groups"]) == ["base/decay", "base/no_decay", "slow/decay"] and found["steps"] == {3}
     assert differences(contents(newest(tmp_path / "again")), contents(newest(run.folder))) == []

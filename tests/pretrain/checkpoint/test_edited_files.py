@@ -14,25 +14,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from model.errors import UserError
-from pretrain.checkpoint import deepspeed_files
+from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import FEATURES, read_features
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.utils.files import file_entry
+from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed, seeded
 from tests.helpers.training import nano_run, session
 
 NUMBERS = [None, True, -1, 0, 7, 10**12, 10**30, float("nan"), 1e300]
-OTHERS = ["", "x", b"x", [], [None], {}, {"x": 1}, (), (1, 2)]
-TENSORS = [
-    *(torch.zeros(3), torch.zeros(2, 2, dtype=torch.bfloat16), torch.zeros(0)),
-    *(torch.zeros(5, dtype=torch.int64), torch.tensor(float("nan"))),
-]
-junk = st.sampled_from([*NUMBERS, *OTHERS, *TENSORS])
+junk = st.sampled_from([*NUMBERS, "", "x", "../x", [], [None], [0, 0, 0, 1], {}, {"x": 1}])
 _GONE = object()
 
 
@@ -71,28 +67,18 @@ def read_all(folder: Path) -> None:
 
 
 def only_user_errors(folder: Path) -> Any:
-    """A test of one edit in one of a checkpoint's .pt files."""
-    files = {
-        path.name: deepspeed_files.load_safely(path)
-        for path in sorted((folder / "deepspeed").glob("*_states.pt"))
-    }
-    places = [(name, path) for name, content in files.items() for path in [(), *paths(content)]]
+    """A test of one edit in the index."""
+    path = folder / TENSORS_FOLDER / INDEX
+    content = json.loads(path.read_text())
+    places = [(), *paths(content)]
 
     @given(st.sampled_from(places), junk | st.just(_GONE))
-    def test(place: tuple[str, tuple[Any, ...]], new: Any) -> None:
-        def load(path: Path) -> Any:
-            if path.name != place[0]:
-                return files[path.name]
-            if not place[1]:
-                return None if new is _GONE else new
-            return edited(files[path.name], place[1], new)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(deepspeed_files, "load_safely", load)
-            try:
-                read_all(folder)
-            except UserError as error:
-                assert "\n" not in str(error) and len(str(error)) < 600 + 2 * len(str(folder))
+    def test(place: tuple[Any, ...], new: Any) -> None:
+        path.write_text(json.dumps(edited(content, place, new) if place else None))
+        try:
+            read_all(folder)
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 600 + 2 * len(str(folder))
 
     return test
 
@@ -101,16 +87,13 @@ def newest(run: Any) -> Path:
     return sorted((run.folder / "checkpoints").glob("step_*"))[-1]
 
 
-def test_any_edit_of_a_file_is_read_or_refused(finished):
-    fixed(only_user_errors(newest(finished)), examples=40)
+def test_any_edit_of_the_index_is_read_or_refused(finished, tmp_path):
+    fixed(only_user_errors(Path(shutil.copytree(newest(finished), tmp_path / "copy"))), examples=60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 3])
-def test_any_edit_of_a_file_is_read_or_refused_at_length(small_folder, tmp_path, stage):
-    run = nano_run(small_folder, tmp_path, "--steps", "4", "--precision", "bf16")
-    run_distributed(session, 1, run, stage, timeout=120)
-    seeded(only_user_errors(newest(run)), examples=200)
+def test_any_edit_of_the_index_is_read_or_refused_at_length(finished, tmp_path):
+    seeded(only_user_errors(Path(shutil.copytree(newest(finished), tmp_path / "copy"))), examples=400)
 
 
 def recompute(folder: Path) -> None:
@@ -123,68 +106,47 @@ def recompute(folder: Path) -> None:
     assert verify(folder) is None
 
 
-@pytest.mark.parametrize(
-    ("pattern", "content"),
-    [
-        ("random_states.pt", [{"torch": "x"}]),
-        ("random_states.pt", []),
-        ("random_states.pt", b"no pickle"),
-        ("*model_states.pt", {"module": {"x": 1}}),
-        ("*model_states.pt", b"no pickle"),
-        ("*optim_states.pt", {"optimizer_state_dict": []}),
-        ("mp_rank_00_model_states.pt", None),
-        ("*optim_states.pt", "cut"),
-    ],
-)
-def test_a_run_that_would_continue_from_it_ends_in_one_line(
-    finished, tmp_path, small_folder, pattern, content
-):
-    run = nano_run(small_folder, tmp_path, "--steps", "14")
-    shutil.copytree(finished.folder, run.folder)
-    paths = list((newest(run) / "deepspeed").glob(pattern))
-    assert paths
-    for path in paths:
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        elif content is None:
-            path.unlink()
-        elif content == "cut":
-            edit(path, EDITS["short master"][1])
-        else:
-            torch.save(content, path)
-    recompute(newest(run))
-    _, error = run_distributed(session, 1, run, timeout=120)[0]
-    assert error is not None and error.startswith("checkpoint: ") and "\n" not in error
-    assert paths[0].name in error
+def edit_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    def edit(path: Path) -> None:
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return edit
 
 
-def edit(path: Path, change: Callable[[Any], object]) -> None:
-    content = copy.deepcopy(deepspeed_files.load_safely(path))
-    change(content)
-    torch.save(content, path)
+def edit_index(change: Callable[[Any], object]) -> Callable[[Path], object]:
+    def edit(path: Path) -> None:
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return edit
 
 
-def masters(content: Any) -> list[torch.Tensor]:
-    optimizer = content["optimizer_state_dict"]
-    return optimizer.get("fp32_flat_groups") or optimizer["single_partition_of_fp32_groups"]
+def norm(index: Any) -> Any:
+    return index["parameters"]["final_norm.weight"]
 
 
-def moments(content: Any) -> list[dict[str, Any]]:
-    optimizer = content["optimizer_state_dict"]
-    adam = optimizer["optimizer_state_dict" if "fp32_flat_groups" in optimizer else "base_optimizer_state"]
-    return list(adam["state"].values())
-
-
-OPTIMIZER, MODEL = "zero_pp_rank_1_*optim_states.pt", "*mp_rank_00_model_states.pt"
-EDITS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "no master": (OPTIMIZER, lambda saved: masters(saved).pop()),
-    "short master": (OPTIMIZER, lambda saved: masters(saved).append(masters(saved).pop()[:-1])),
-    "short moment": (OPTIMIZER, lambda saved: moments(saved)[0].update(exp_avg=torch.zeros(9))),
-    "no moment": (OPTIMIZER, lambda saved: moments(saved)[-1].pop("exp_avg_sq")),
-    "whole numbers": (OPTIMIZER, lambda saved: masters(saved).append(masters(saved).pop().long())),
-    "more ranks": (MODEL, lambda saved: saved.update(dp_world_size=4)),
-    "no number of ranks": (MODEL, lambda saved: saved.pop("mp_world_size")),
-    "other shapes": (MODEL, lambda saved: saved["param_shapes"].pop()),
+LAST = rank_file(1)
+EDITS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "no master": (LAST, edit_tensors(lambda held: held.pop("fp32.0"))),
+    "short master": (LAST, edit_tensors(lambda held: held.update({"fp32.0": held["fp32.0"][:-9].clone()}))),
+    "short moment": (LAST, edit_tensors(lambda held: held.update({"exp_avg.0": torch.zeros(9)}))),
+    "no moment": (LAST, edit_tensors(lambda held: held.pop("exp_avg_sq.1"))),
+    "whole numbers": (LAST, edit_tensors(lambda held: held.update({"fp32.0": held["fp32.0"].long()}))),
+    "two dimensions": (LAST, edit_tensors(lambda held: held.update({"fp32.0": held["fp32.0"][None]}))),
+    "cut": (LAST, lambda path: damage(path, "truncated")),
+    "no safetensors": (LAST, lambda path: path.write_bytes(b"no safetensors file")),
+    "no file": (LAST, Path.unlink),
+    "more ranks": (INDEX, edit_index(lambda index: index.update(ranks=4))),
+    "no number of ranks": (INDEX, edit_index(lambda index: index.pop("ranks"))),
+    "another shape": (INDEX, edit_index(lambda index: norm(index)["shape"].append(1))),
+    "a piece too few": (INDEX, edit_index(lambda index: norm(index)["shards"][0].pop())),
+    "beyond the ranks": (INDEX, edit_index(lambda index: norm(index)["shards"][0][0].__setitem__(0, 9))),
+    "no such group": (INDEX, edit_index(lambda index: norm(index).update(group="x"))),
+    "learning rate": (INDEX, edit_index(lambda index: index["groups"]["base/decay"].update(lr="x"))),
+    "no index": (INDEX, Path.unlink),
 }
 
 
@@ -193,14 +155,31 @@ def test_every_rank_s_files_are_checked_before_a_resume(small_folder, tmp_path, 
     run = nano_run(small_folder, tmp_path, "--steps", "4")
     run_distributed(session, 2, run, stage, timeout=120)
     UnshardedCheckpoint.open(newest(run)).check()
-    for number, (pattern, change) in enumerate([*EDITS.values(), (OPTIMIZER, None), (MODEL, None)]):
+    for number, (name, change) in enumerate(EDITS.values()):
         folder = Path(shutil.copytree(newest(run), tmp_path / str(number)))
-        path = sorted((folder / "deepspeed").glob(pattern))[-1]
-        path.unlink() if change is None else edit(path, change)
-        recompute(folder)
-        with pytest.raises(UserError, match=re.escape(path.name)) as refusal:
+        change(folder / TENSORS_FOLDER / name)
+        with pytest.raises(UserError, match=re.escape(name)) as refusal:
             UnshardedCheckpoint.open(folder).check()
         assert str(refusal.value).startswith("checkpoint: ") and "\n" not in str(refusal.value)
+
+
+RESUMED = {
+    "python": edit_tensors(lambda held: held.pop("random.python")),
+    "numpy": edit_tensors(lambda held: held.update({"random.numpy": torch.full((627,), -1.0)})),
+    "torch": edit_tensors(lambda held: held.update({"random.torch": torch.zeros(3)})),
+    "master": edit_tensors(lambda held: held.update({"fp32.0": held["fp32.0"][:9].clone()})),
+}
+
+
+@pytest.mark.parametrize("edit", RESUMED)
+def test_a_run_that_would_continue_from_it_ends_in_one_line(finished, tmp_path, small_folder, edit):
+    run = nano_run(small_folder, tmp_path, "--steps", "14")
+    shutil.copytree(finished.folder, run.folder)
+    RESUMED[edit](newest(run) / TENSORS_FOLDER / rank_file(0))
+    recompute(newest(run))
+    _, error = run_distributed(session, 1, run, timeout=120)[0]
+    assert error is not None and error.startswith("checkpoint: ") and "\n" not in error
+    assert rank_file(0) in error
 
 
 def test_features_that_make_no_sense(tmp_path):

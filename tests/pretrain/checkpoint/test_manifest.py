@@ -29,7 +29,7 @@ def test_damage_is_found_and_named(finished, tmp_path, how, said):
     checkpoint = tmp_path / "step_000012"
     shutil.copytree(finished.folder / "checkpoints" / "step_000012", checkpoint)
     assert verify(checkpoint) is None
-    damage(checkpoint / "deepspeed/mp_rank_00_model_states.pt", how)
+    damage(checkpoint / "weights_and_optimizer/rank_00000.safetensors", how)
     assert said in verify(checkpoint)
     shares = [verify(checkpoint, part, 3) for part in range(3)]
     assert shares.count(None) == 2  # every file is read by one of the ranks
@@ -68,14 +68,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", "deepspeed/x.pt"])
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors/x"])
 def test_what_has_no_end_is_not_read(tmp_path, kind, name):
     """Neither by verify nor by what holds a checkpoint while it does."""
     folder = tmp_path / "checkpoints" / "step_000002"
-    (folder / "deepspeed").mkdir(parents=True)
-    for other in {"state.json", "deepspeed/x.pt"}:
+    (folder / "tensors").mkdir(parents=True)
+    for other in {"state.json", "tensors/x"}:
         (folder / other).write_text("{}")
-    write_manifest(folder, {other: file_entry(folder / other) for other in ("state.json", "deepspeed/x.pt")})
+    write_manifest(folder, {other: file_entry(folder / other) for other in ("state.json", "tensors/x")})
     assert verify(folder) is None
     (folder / name).unlink()
     KINDS[kind](folder / name)

@@ -26,7 +26,12 @@ def write_checkpoint(run, step, seed=0):
     folder = run / "checkpoints" / f"step_{step:06d}"
     contents = random.Random(f"{step} {seed}")
     files = {}
-    for name in ("state.json", "deepspeed/rank_0.pt", "deepspeed/rank_1.pt", "tokenizer/tokenizer.model"):
+    for name in (
+        "state.json",
+        "tensors/rank_0",
+        "tensors/rank_1",
+        "tokenizer/tokenizer.model",
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(contents.randbytes(contents.randint(0, 20_000)))

@@ -5,24 +5,22 @@ import random
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from model.errors import UserError
 from pretrain.checkpoint import store as module
 from pretrain.checkpoint.manifest import verify
-from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.store import CheckpointStore
+from pretrain.checkpoint.writer import RankWriter
 from pretrain.config.sections import CheckpointConfig
-from pretrain.engine.patches import prepare_deepspeed
-from pretrain.runtime.world import start_world
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
-from tests.helpers.training import alone, curve, interrupted, nano_run, session
+from tests.helpers.training import alone, build, curve, fit, interrupted, nano_run, session
 
 SLOW = [(1, 1, "bf16"), (1, 2, "fp32"), (1, 3, "fp32"), *((2, stage, "bf16") for stage in (1, 2, 3))]
 
@@ -53,38 +51,34 @@ def test_folder_is_self_contained(finished):
     assert verify(checkpoint) is None
 
 
-class _NoTensors:
-    """Stands in for an engine, to look at what the store itself writes."""
+def numbers_drawn(run):
+    """What a rank's generators draw after it has saved, and after another session has loaded that."""
 
-    def save_checkpoint(self, *_: Any, **__: Any) -> None: ...
+    def draw():
+        return [
+            random.random(),
+            random.gauss(0, 1),
+            np.random.rand(),
+            np.random.normal(),
+            *torch.rand(2).tolist(),
+        ]
 
-    def load_checkpoint(self, folder: str, **_: Any) -> tuple[str, dict[str, Any]]:
-        return folder, {}
-
-
-def numbers_drawn(folder: Path) -> tuple[list[float], list[float], list[str]]:
-    """What this rank draws after it has saved, and after it has loaded; the names of the engine's files."""
-    prepare_deepspeed()
-    world = start_world(None, False)
-    store = CheckpointStore(folder, CheckpointConfig(), world)
-    tokenizer = folder / f"tokenizer_{world.rank}"
-    tokenizer.mkdir()
-    torch.manual_seed(world.rank)
-    torch.rand(5)
-    store.begin(_NoTensors(), TrainingState(step=3), tokenizer)
-    store.finish()
-    drawn = torch.rand(4).tolist()
-    files = store.path(3) / "deepspeed"
-    names = sorted(path.name for path in files.iterdir())
-    world.agree(None)
-    store.load(_NoTensors(), store.path(3))
-    return drawn, torch.rand(4).tolist(), names
+    built = build(run)
+    rank = built.world.rank
+    random.seed(rank), np.random.seed(rank), torch.manual_seed(rank)
+    random.gauss(0, 1), np.random.normal()  # both keep a second number
+    fit(built)
+    drawn = draw()
+    fit(build(run))
+    return drawn, draw()
 
 
-def test_every_rank_draws_on_from_where_it_was(tmp_path):
-    (first, again, files), (other, other_again, _) = run_distributed(numbers_drawn, 2, tmp_path)
+def test_every_rank_draws_on_from_where_it_was(small_folder, tmp_path):
+    run = nano_run(
+        small_folder, tmp_path, "--steps", "1", "--checkpoint.every", "0", "--validation.every", "0"
+    )
+    (first, again), (other, other_again) = run_distributed(numbers_drawn, 2, run, timeout=120)
     assert first == again and other == other_again and first != other
-    assert files == ["random_states.pt"], "one file, however many ranks there are"
 
 
 def test_keeps_the_last_and_every_nth(small_folder, tmp_path):
@@ -99,7 +93,7 @@ def test_falls_back_to_the_previous_valid_one(small_folder, tmp_path):
     """How each kind of damage is found is in test_manifest.py."""
     run = nano_run(small_folder, tmp_path, "--steps", "8")
     run_distributed(session, 2, run, timeout=120)
-    damage(run.folder / "checkpoints/step_000008/deepspeed/mp_rank_00_model_states.pt", "flipped")
+    damage(run.folder / "checkpoints/step_000008/weights_and_optimizer/rank_00001.safetensors", "flipped")
     (notes, error), _ = run_distributed(session, 2, run, timeout=120, steps=9)
     assert error is None
     assert "contents that were written" in notes[0] and "continuing from step_000004" in notes[0]
@@ -153,28 +147,26 @@ class Unwritable:
 def session_on_full_disk(run, rank, room, steps):
     """A session in which *rank* cannot write more than *room* bytes per checkpoint file once past *steps*
     steps."""
-    from pretrain.checkpoint import store as checkpoint
+    original = RankWriter._write
 
-    original = checkpoint.RecordingCheckpointEngine._write
-
-    def write(self, state_dict, path):
+    def write(self):
         opened = Path.open
 
         def open_limited(self, *args, **kwargs):
             return Unwritable(opened(self, *args, **kwargs), room)
 
-        if torch.distributed.get_rank() == rank and f"step_{steps:06d}" in str(path):
+        if torch.distributed.get_rank() == rank and f"step_{steps:06d}" in str(self.path):
             Path.open = open_limited
         try:
-            original(self, state_dict, path)
+            original(self)
         finally:
             Path.open = opened
 
-    checkpoint.RecordingCheckpointEngine._write = write
+    RankWriter._write = write
     try:
         return session(run)
     finally:
-        checkpoint.RecordingCheckpointEngine._write = original
+        RankWriter._write = original
 
 
 @pytest.mark.parametrize(("rank", "room"), [(0, 20_000), (1, 0)])

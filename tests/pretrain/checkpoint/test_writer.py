@@ -5,57 +5,69 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pretrain.checkpoint.manifest import verify
-from pretrain.checkpoint.writer import RecordingCheckpointEngine, copied_to_host
+from pretrain.checkpoint.writer import RankWriter
+from pretrain.utils.files import file_entry
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import contents, differences
 from tests.helpers.training import curve, nano_run, session
 
+TENSORS = {
+    "fp32.0": torch.arange(1001.0),
+    "random.python": torch.rand(3, dtype=torch.float64),
+    "random.torch": torch.arange(5, dtype=torch.uint8),
+    "fp32.1": torch.zeros(0),
+}
 
-def test_a_copy_no_longer_changes():
-    weight = torch.arange(6.0).reshape(2, 3)
-    value = {
-        "weight": weight,
-        "again": weight,
-        "view": weight[1],
-        "parameter": torch.nn.Parameter(torch.ones(2)),
-        "nested": [({"step": torch.tensor(3), "name": "adam"},), OrderedDict(a=torch.zeros(0))],
-        "number": 7,
-    }
-    copy = copied_to_host(value)
-    weight.fill_(-1)
-    assert copy["weight"].tolist() == [[0, 1, 2], [3, 4, 5]] and copy["view"].tolist() == [3, 4, 5]
-    assert copy["again"] is copy["weight"], "written once"
-    assert copy["view"].untyped_storage().nbytes() == 12, "a view takes no more than itself"
-    assert isinstance(copy["parameter"], torch.nn.Parameter)
-    assert isinstance(copy["nested"][1], OrderedDict) and copy["nested"][0][0]["step"].item() == 3
-    assert copy["number"] == 7
+
+def copied() -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in TENSORS.items()}
+
+
+def assert_written(path: Path, writer: RankWriter) -> None:
+    assert writer.problem is None and writer.written == {path.name: file_entry(path)}
+    found = load_file(path)
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+def test_safetensors_reads_what_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrain.checkpoint.writer.CHUNK_BYTES", 100)
+    assert_written(tmp_path / "a", RankWriter(tmp_path / "a", copied(), background=False))
 
 
 def test_training_goes_on_while_it_writes(tmp_path, monkeypatch):
     may_write = threading.Event()
-    original = RecordingCheckpointEngine._write
+    original = RankWriter._write
 
-    def slow(self, state_dict, path):
+    def slow(self):
         may_write.wait()
-        original(self, state_dict, path)
+        original(self)
 
-    monkeypatch.setattr(RecordingCheckpointEngine, "_write", slow)
-    weight = torch.arange(1000.0)
-    writer = RecordingCheckpointEngine(background=True)
-    writer.save({"weight": weight}, str(tmp_path / "a.pt"))
-    writer.start()
-    weight.zero_()  # the next update
-    assert writer.running and not (tmp_path / "a.pt").exists()
+    monkeypatch.setattr(RankWriter, "_write", slow)
+    tensors = copied()
+    writer = RankWriter(tmp_path / "a", tensors, background=True)
+    tensors["fp32.0"].zero_()  # the next update
+    assert writer.running and not (tmp_path / "a").exists()
     may_write.set()
     writer.wait()
-    assert not writer.running and writer.problem is None and set(writer.written) == {"a.pt"}
-    assert torch.equal(torch.load(tmp_path / "a.pt")["weight"], torch.arange(1000.0))
+    assert not writer.running
+    assert_written(tmp_path / "a", writer)
+
+
+def test_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrain.checkpoint.writer.TensorFile.write", lambda self, tensor: time.sleep(0.05))
+    monkeypatch.setattr("pretrain.checkpoint.writer.CHUNK_BYTES", 1)
+    writer = RankWriter(tmp_path / "a", copied(), background=True)
+    writer.give_up()
+    assert not writer.running and not writer._tensors
 
 
 ERRORS = {"No space left": OSError(28, "No space left on device"), "RuntimeError: odd": RuntimeError("odd")}
@@ -63,15 +75,14 @@ ERRORS = {"No space left": OSError(28, "No space left on device"), "RuntimeError
 
 @pytest.mark.parametrize(("text", "error"), ERRORS.items())
 def test_an_error_of_the_thread_comes_up(tmp_path, monkeypatch, error, text):
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(torch, "save", fail)
-    writer = RecordingCheckpointEngine(background=True)
-    writer.save({}, str(tmp_path / "a.pt"))
-    writer.start()
+    monkeypatch.setattr("pretrain.checkpoint.writer.TensorFile.write", fail)
+    writer = RankWriter(tmp_path / "a", copied(), background=True)
     writer.wait()
-    assert writer.problem is not None and "cannot write a.pt" in writer.problem and text in writer.problem
+    assert writer.problem is not None and "cannot write a" in writer.problem and text in writer.problem
+    assert writer.written == {}
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
@@ -93,20 +104,20 @@ def test_the_same_as_written_at_once(small_folder, tmp_path, ranks, stage):
 
 def slow_session(run, stage):
     """Writing takes longer than the steps between two checkpoints."""
-    original, most = RecordingCheckpointEngine._write, [0, 0]
+    original, most = RankWriter._write, [0, 0]
 
-    def slow(self, state_dict, path):
+    def slow(self):
         most[0] += 1
         most[1] = max(most)
         time.sleep(0.3)
-        original(self, state_dict, path)
+        original(self)
         most[0] -= 1
 
-    RecordingCheckpointEngine._write = slow
+    RankWriter._write = slow
     try:
         return session(run, stage), most[1]
     finally:
-        RecordingCheckpointEngine._write = original
+        RankWriter._write = original
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_after_a_resume_the_figures_go_on(small_folder, tmp_path, first, second)
 
 def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, tmp_path):
     from pretrain.checkpoint.state import DataIdentity, TrainingState
-    from pretrain.checkpoint.unsharded_folder import write_unsharded
+    from pretrain.checkpoint.weights_only import write_weights
 
     run = measured_run(small_folder, tmp_path, "origin", 0)
     run_distributed(session, 1, run, timeout=120)
@@ -152,7 +152,7 @@ def test_weights_made_elsewhere_have_no_displacement_from_a_seed(small_folder, t
     imported = replace(run, name="imported", diagnostics_every=4)
     weights = ((name, source.parameter(name)) for name in source.names())
     target = imported.folder / "checkpoints" / "step_000000"
-    write_unsharded(target, state, weights, source.folder / "tokenizer")
+    write_weights(target, state, weights, source.folder / "tokenizer")
     assert run_distributed(session, 1, imported, timeout=120)[0][1] is None
     row = split(curve(imported.folder))[1][4]
     assert not any("initial" in key for key in row) and "diagnostics/lambda_q_release/layer_0" in row

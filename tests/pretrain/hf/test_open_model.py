@@ -4,7 +4,7 @@ import torch
 from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.state import TrainingState
-from pretrain.checkpoint.unsharded_folder import write_unsharded
+from pretrain.checkpoint.weights_only import write_weights
 from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.hf.open_model import open_model
@@ -22,7 +22,7 @@ def run_and_export(tmp_path_factory):
     tokenizer.save(root / "tokenizer")
     state = TrainingState(step=3, model=CONFIGS["prism"].to_json())
     target = root / "run" / "checkpoints" / "step_000003"
-    write_unsharded(target, state, ours.named_parameters(), root / "tokenizer")
+    write_weights(target, state, ours.named_parameters(), root / "tokenizer")
     return root / "run", export
 
 

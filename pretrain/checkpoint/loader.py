@@ -1,9 +1,9 @@
-"""Loads a checkpoint of one shape into an engine of another shape, bit for bit.
+"""Loads a checkpoint into an engine, bit for bit, whatever engine wrote it.
 
-Shape: data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype. Every rank reads its own pieces
-of the unsharded tensors straight from the checkpoint's files and writes them into its optimizer's flat
-tensors. So there is no converted copy on disk to wait for, to interrupt or to clean up, and no collective
-that could time out while a rank reads.
+Data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype and optimizer groups may differ. Every
+rank reads its own pieces of the parameters straight from the checkpoint's files and writes them into its
+optimizer's flat tensors. So there is no converted copy on disk to wait for, to interrupt or to clean up, and
+no collective that could time out while a rank reads.
 """
 
 from __future__ import annotations
@@ -18,45 +18,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.parameters import ParameterSpec
-from pretrain.checkpoint.deepspeed_files import MASTERS
-from pretrain.checkpoint.state import TrainingState
+from pretrain.checkpoint.index import HYPERPARAMETERS, MASTERS, TENSORS_FOLDER, rank_file
+from pretrain.checkpoint.random_state import restore_random_state
+from pretrain.checkpoint.state import understood
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
+from pretrain.engine.layout import (
+    changing_masters,
+    engine_flats,
+    inner_optimizer,
+    set_counters,
+    shard_shapes,
+    tensor_place,
+)
 from pretrain.optim.muon import moments_of
 from pretrain.runtime.world import World
 from pretrain.utils.progress import ProgressLine
 
-# Group settings that describe the optimizer's code, not the training: those of the engine are kept.
-OF_THE_CODE = {
-    "params",
-    "name",
-    "parameter_names",
-    "fused",
-    "foreach",
-    "capturable",
-    "differentiable",
-    "maximize",
-    "amsgrad",
-    "bias_correction",
-    "decoupled_weight_decay",
-}
-
-
 Open = Callable[[Path], UnshardedCheckpoint]
 
 
-def load_resharded(
+def load_checkpoint(
     engine: Any,
     folder: Path,
     world: World,
     opened: Open = UnshardedCheckpoint.open,
     weights_only: bool = False,
 ) -> None:
-    """Set weights, moments and step counts, and the groups' hyperparameters of *engine*. Collective.
+    """Set weights, moments and step counts, and the groups' hyperparameters of *engine*, and this rank's
+    random state if as many ranks have written the checkpoint. Collective.
 
     Args:
         engine: a DeepSpeed engine of any shape, built for the checkpoint's model, trained or not.
-        folder: the checkpoint to load, in any form; every rank opens it for itself.
+        folder: the checkpoint to load; every rank opens it for itself.
         opened: opens *folder*, perhaps as another model than it holds (see pretrain/growth/edit.py).
         weights_only: the optimizer begins anew.
 
@@ -64,15 +57,20 @@ def load_resharded(
         UserError: on every rank, when the checkpoint cannot be read or does not fit the engine. Weights may
             have been changed then.
     """
-    optimizer = engine.optimizer
-    if engine.zero_optimization_stage() == 3:
-        optimizer.checkpoint_event_prologue()  # no rank holds a gathered weight while slices are written
-    with ProgressLine("reshaping", "parameter") as progress:
+    with changing_masters(engine), ProgressLine("loading", "parameter") as progress:
         shown = progress if world.is_main else None
-        state = world.together(lambda: _restore(engine, opened(folder), shown, weights_only))
-    _publish(engine)
-    engine.global_steps, engine.skipped_steps = state.step, state.skipped
-    engine.global_samples = state.sequences
+
+        def restore() -> UnshardedCheckpoint:
+            checkpoint = opened(folder)
+            _restore(engine, checkpoint, shown, weights_only)
+            if checkpoint.state.world and checkpoint.state.world.ranks == world.size:
+                with understood(folder / TENSORS_FOLDER / rank_file(world.rank)):
+                    restore_random_state(checkpoint.random_state(world.rank))
+            checkpoint.release()
+            return checkpoint
+
+        state = world.together(restore).state
+    set_counters(engine, state.step, state.skipped, state.sequences)
 
 
 def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoint.open) -> None:
@@ -87,40 +85,40 @@ def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoin
 
 def _restore(
     engine: Any, checkpoint: UnshardedCheckpoint, progress: ProgressLine | None, weights_only: bool
-) -> TrainingState:
-    """The part of load_resharded that needs no other rank."""
+) -> None:
+    """The part of load_checkpoint that needs no other rank."""
     count, rank = tensor_place(engine)
     shapes = shard_shapes(engine)
     adam = inner_optimizer(engine)
     done = itertools.count(1)
     for flat in engine_flats(engine):
-        moments = (
-            {}
-            if weights_only
-            else {key: torch.zeros_like(flat.master.data) for key in moments_of(flat.group)}
-        )
+        held = adam.state.pop(flat.master, {})
+        moments: dict[str, Tensor] = {}
+        for moment in () if weights_only else moments_of(flat.group):
+            moments[moment] = held[moment] if moment in held else torch.zeros_like(flat.master.data)
         targets = {MASTERS: flat.master.data} | moments
         step = checkpoint.step(next(iter(flat.pieces)))  # ZeRO counts those of all its parameters together
         for name, pieces in flat.pieces.items():
             for key, target in targets.items() if pieces else ():
+                places = [(p.start, target[p.offset : p.offset + p.numel]) for p in pieces]
+                if checkpoint.holds_shard(name, count):
+                    for start, place in places:
+                        checkpoint.read_shard(name, key, rank, start, place)
+                    continue
                 full = checkpoint.tensor(name, key)
                 elements = shard_of(full, checkpoint.specs[name], count, rank, shapes[name]).flatten()
-                for piece in pieces:
-                    source = elements[piece.start : piece.start + piece.numel]
-                    target[piece.offset : piece.offset + piece.numel].copy_(source)
+                for start, place in places:
+                    place.copy_(elements[start : start + place.numel()])
             if progress:
                 progress(next(done), len(checkpoint.specs))
         if weights_only:
-            adam.state.pop(flat.master, None)
             continue
         adam.state[flat.master] = {"step": _step_like(adam, flat.master, step), **moments}
-        # The groups need not be the same ones (other learning-rate rules): moments belong to parameters, and
-        # a group that the checkpoint does not know keeps the run's own settings.
+        # The groups may be others (with other learning-rate rules): moments belong to parameters, and a group
+        # that the checkpoint does not have keeps the run's own settings.
         saved_group = checkpoint.groups.get(flat.group["name"])
         if saved_group:
-            flat.group.update({key: v for key, v in saved_group.settings.items() if key not in OF_THE_CODE})
-    checkpoint.release()
-    return checkpoint.state
+            flat.group.update({key: saved_group.settings[key] for key in HYPERPARAMETERS})
 
 
 def _step_like(adam: Any, master: Tensor, step: int) -> Any:
@@ -140,17 +138,3 @@ def shard_of(full: Tensor, spec: ParameterSpec, count: int, rank: int, shape: tu
         return full
     length = full.shape[spec.shard_dimension] // count
     return full.narrow(spec.shard_dimension, rank * length, length)
-
-
-def _publish(engine: Any) -> None:
-    """Update the weights that the model computes with from the fp32 masters. Collective."""
-    optimizer = engine.optimizer
-    if engine.zero_optimization_stage() == 3:
-        for index in range(len(optimizer.fp16_groups)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(index)
-        optimizer.checkpoint_event_epilogue()  # weights too small to be partitioned are gathered again
-        return
-    optimizer.update_lp_params()
-    # The tensor-access functions (safe_get_full_optimizer_state) find the moments through these links.
-    optimizer._hp_optimizer_states_linked = False
-    optimizer._lazy_init_hp_params_optimizer_state()

@@ -1,0 +1,190 @@
+"""Reads the tensor files of a checkpoint, by any number of ranks: ranges of shards, or whole parameters."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from model.config import VOCABULARY_MULTIPLE
+from model.errors import UserError
+from model.parameters import ParameterSpec
+from pretrain.checkpoint.index import (
+    HYPERPARAMETERS,
+    INDEX,
+    MASTERS,
+    Parameter,
+    flat_name,
+    rank_file,
+    read_index,
+)
+from pretrain.checkpoint.random_state import PREFIX
+from pretrain.checkpoint.source import ParameterGroup
+from pretrain.checkpoint.state import WorldRecord, understood
+
+# Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
+RELEASE_AFTER = 256 << 20
+
+
+class ShardedFiles:
+    """The tensor files of one checkpoint (a Source). No content of a file is trusted.
+
+    Args:
+        folder: the checkpoint's TENSORS_FOLDER.
+        specs: the parameters of the checkpoint's model.
+        world: what state.json says of the ranks that wrote it, if it does.
+
+    Raises:
+        UserError: a file is missing, or the index is damaged or of another model.
+    """
+
+    def __init__(
+        self, folder: Path, specs: dict[str, ParameterSpec], world: WorldRecord | None = None
+    ) -> None:
+        self.folder, self.specs = folder, specs
+        with understood(folder / INDEX):
+            self._index = read_index(folder)
+        self.shards = self._index.tensor_parallel
+        ranks = (self._index.ranks, self.shards)
+        if world and ranks != (world.ranks, world.tensor_parallel):
+            raise UserError(
+                f"checkpoint: {folder / INDEX} is of {ranks[0]} ranks, {ranks[1]} of them tensor-parallel, "
+                f"state.json of {world.ranks} and {world.tensor_parallel}"
+            )
+        for name in self._index.parameters.keys() & specs.keys():
+            self._check_entry(name, self._index.parameters[name])
+        files = map(rank_file, range(ranks[0]))
+        missing = next((name for name in files if not (folder / name).is_file()), None)
+        if missing is not None:
+            raise UserError(
+                f"checkpoint: {folder} lacks {missing}; it was written by {ranks[0]} ranks, one file each"
+            )
+        self._files: dict[int, Any] = {}
+        self._read_bytes = 0
+        self.groups = {
+            name: ParameterGroup(
+                [parameter for parameter, entry in self._index.parameters.items() if entry.group == name],
+                {key: getattr(group, key) for key in (*HYPERPARAMETERS, "kind")},
+            )
+            for name, group in self._index.groups.items()
+        }
+
+    def names(self) -> list[str]:
+        return list(self._index.parameters)
+
+    def step(self, name: str) -> int:
+        return self._index.parameters[name].step
+
+    def tensor(self, name: str, key: str) -> Tensor:
+        entry = self._index.parameters[name]
+        whole = torch.empty(self._padded_shape(name))
+        for number in range(len(entry.shards)):  # copied straight into its place: never two full copies
+            if entry.split is None:
+                self.read_shard(name, key, number, 0, whole.view(-1))
+            else:
+                shard = torch.empty(entry.shard_shape)
+                self.read_shard(name, key, number, 0, shard.view(-1))
+                length = shard.shape[entry.split]
+                whole.narrow(entry.split, number * length, length).copy_(shard)
+        return whole[: self.specs[name].shape[0]]
+
+    def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
+        entry = self._index.parameters[name]
+        if key not in self._keys(entry):
+            out.zero_()
+            return
+        begin, end = start, start + out.numel()
+        position = 0
+        for rank, number, offset, length in entry.shards[shard if entry.split is not None else 0]:
+            first, last = max(begin, position), min(end, position + length)
+            if first < last:
+                source = self._flat(rank, key, number)[offset + first - position : offset + last - position]
+                out[first - begin : last - begin].copy_(source)
+                self._read_bytes += source.nbytes
+            position += length
+        if self._read_bytes > RELEASE_AFTER:
+            self.release()
+
+    def check(self, part: int, parts: int) -> None:
+        for rank in range(part, self._index.ranks, parts):
+            path = self.folder / rank_file(rank)
+            with understood(path):
+                for (key, number), least in self._needed.get(rank, {}).items():
+                    flat = self._flat(rank, key, number)
+                    shape = flat.get_shape()
+                    if flat.get_dtype() != "F32" or len(shape) != 1 or shape[0] < least:
+                        raise ValueError(
+                            f"{flat_name(key, number)} is {flat.get_dtype()} {shape}, not F32 [{least:,}]"
+                        )
+            self.release()
+
+    def random_state(self, rank: int) -> dict[str, Tensor]:
+        with understood(self.folder / rank_file(rank)):
+            file = self._file(rank)
+            return {name: file.get_tensor(name) for name in file.keys() if name.startswith(PREFIX)}  # noqa: SIM118
+
+    def release(self) -> None:
+        """Unmap the files, and with them the memory of what was read; they are mapped again when needed."""
+        self._files.clear()
+        self._read_bytes = 0
+
+    @cached_property
+    def _needed(self) -> dict[int, dict[tuple[str, int], int]]:
+        """By rank, the fewest elements that each flat tensor of its file must have."""
+        needed: dict[int, dict[tuple[str, int], int]] = {}
+        for entry in self._index.parameters.values():
+            for rank, number, offset, length in (piece for pieces in entry.shards for piece in pieces):
+                flats = needed.setdefault(rank, {})
+                for key in self._keys(entry):
+                    flats[key, number] = max(flats.get((key, number), 0), offset + length)
+        return needed
+
+    def _keys(self, entry: Parameter) -> list[str]:
+        """What the files hold of a parameter."""
+        return [MASTERS, *(self._index.groups[entry.group].moments if entry.group is not None else ())]
+
+    def _file(self, rank: int) -> Any:
+        if rank not in self._files:
+            self._files[rank] = safe_open(self.folder / rank_file(rank), framework="pt")
+        return self._files[rank]
+
+    def _flat(self, rank: int, key: str, number: int) -> Any:
+        """A flat tensor of a file, of which slices can be read."""
+        return self._file(rank).get_slice(flat_name(key, number))
+
+    def _check_entry(self, name: str, entry: Parameter) -> None:
+        """Raise UserError for an entry that is not what the model says, or contradicts itself."""
+        spec, found = self.specs[name], (entry.shape, entry.shard_shape, entry.split)
+        split = spec.shard_dimension if self.shards > 1 else None
+        shard_shape = self._padded_shape(name)
+        if split is not None:
+            shard_shape[split] //= self.shards
+        expected = (list(spec.shape), shard_shape, split)
+        where = f"checkpoint: {self.folder / INDEX}"
+        if found != expected:
+            raise UserError(
+                f"{where}: {name} has shape {found[0]}, {found[1]} on a rank, split along {found[2]}; in the "
+                f"model it describes {expected[0]}, {expected[1]} and {expected[2]}; the files are of "
+                "another model"
+            )
+        lengths = [sum(length for _, _, _, length in pieces) for pieces in entry.shards]
+        if lengths != [math.prod(shard_shape)] * (1 if split is None else self.shards):
+            raise UserError(f"{where}: the pieces of {name} are not those of {shard_shape} on a rank")
+        if any(rank >= self._index.ranks for pieces in entry.shards for rank, _, _, _ in pieces):
+            raise UserError(f"{where}: {name} lies on a rank beyond {self._index.ranks - 1}")
+        if entry.group is not None and entry.group not in self._index.groups:
+            raise UserError(f"{where}: {name} is of a group that the index does not have")
+
+    def _padded_shape(self, name: str) -> list[int]:
+        """A parameter's shape over all tensor-parallel ranks, the vocabulary padded for them."""
+        spec = self.specs[name]
+        shape = list(spec.shape)
+        if spec.vocabulary:
+            multiple = math.lcm(VOCABULARY_MULTIPLE, self.shards)
+            shape[0] = -(-shape[0] // multiple) * multiple
+        return shape
