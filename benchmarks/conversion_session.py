@@ -32,7 +32,7 @@ def memory() -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Convert and print the peaks; the command's exit code."""
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.deepspeed_logging import quiet_libraries
 
     quiet_libraries()
     import torch

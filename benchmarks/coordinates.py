@@ -26,12 +26,12 @@ from model.initialization import initialize  # noqa: E402
 from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
-from pretrain.engine.matrix_exchange import Matrix, matrix_of  # noqa: E402
+from pretrain.engine.matrix_exchange import Matrix, describe_matrix  # noqa: E402
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups  # noqa: E402
 from pretrain.optim.muon import MuonAndAdamW  # noqa: E402
 from pretrain.optim.orthogonal import matrix_update  # noqa: E402
-from pretrain.utils.plotting import saved_figure  # noqa: E402
-from pretrain.utils.tables import aligned  # noqa: E402
+from pretrain.utils.plotting import save_figure  # noqa: E402
+from pretrain.utils.tables import align_columns  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ def batches(count: int, length: int = LENGTH) -> Iterator[Tensor]:
 
 
 def activations(network: Transformer, tokens: Tensor) -> dict[str, Tensor]:
-    """What the embedding, q and the two halves of each block, and the output head give for *tokens*."""
+    """What the embedding, q and the two halves of each block, and the LM head give for *tokens*."""
     found: dict[str, Tensor] = {}
     modules = {"embedding": network.token_embedding}
     for layer, part in enumerate(network.layers):
@@ -87,7 +87,7 @@ def updates_of(network: Transformer, run: RunConfig) -> Any:
     """What makes Muon's updates orthogonal where each parameter is its own master."""
     specs = parameter_specs(network.config)
     matrices: dict[Tensor, Matrix] = {
-        parameter: matrix_of(specs[name], network.config, run.muon)
+        parameter: describe_matrix(specs[name], network.config, run.muon)
         for name, parameter in network.named_parameters()
         if is_hidden(specs[name].role)
     }
@@ -164,7 +164,7 @@ def main() -> None:
         (name, *(f"{slope:+.2f}" for kind in PARAMETRIZATIONS for slope in found[kind][name]))
         for name in found["mup"]
     ]
-    print("\n".join(aligned([header, *rows], left=(0,))))
+    print("\n".join(align_columns([header, *rows], left=(0,))))
     _draw(Path(options.plot), widths, measured)
     write(
         options.out, {"widths": widths, "steps": STEPS, "flags": flags, "changes": measured, "slopes": found}
@@ -174,7 +174,7 @@ def main() -> None:
 def _draw(path: Path, widths: Sequence[int], measured: dict[str, list[Changes]]) -> None:
     """A colour for each layer, a line style for each of its activations."""
     size = (3 * len(STEPS) + 2.0, 6.0)
-    with saved_figure(path, "plot", 2, len(STEPS), size=size, dpi=150, sharex=True, sharey=True) as (_, axes):
+    with save_figure(path, "plot", 2, len(STEPS), size=size, dpi=150, sharex=True, sharey=True) as (_, axes):
         for row, kind in zip(axes, PARAMETRIZATIONS, strict=True):
             for place, (axis, step) in enumerate(zip(row, STEPS, strict=True)):
                 for name in measured[kind][0]:

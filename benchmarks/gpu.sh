@@ -97,13 +97,13 @@ parts() { # in order of value
     local shape stage first=${shapes%% *}
     part machine "torch" "$python" benchmarks/machine.py --out "$out/machine.json"
     tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu
-    part corpus "$trainer" "$python" -c "import sys; from pretrain.data.making.make import prepare_builtin
+    part corpus "$trainer" "$python" -c "import sys; from pretrain.prepare.make import prepare_builtin
 print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
     # shellcheck disable=SC2086 - a list of contenders
     speed "speed-$first" "$first" "$rounds" ours ours-compiled $peers products
     speed "schedules-$first" "$first" "$more_rounds" uniform prism config7
     part wide-heads "$trainer" "$python" benchmarks/wide_heads.py "${wide[@]}" --out "$out/wide-heads.json"
-    part head-loss "$trainer" "$python" benchmarks/kernels.py head --device "$device" "${head[@]}" \
+    part head-loss "$trainer" "$python" benchmarks/kernels.py lm_head --device "$device" "${head[@]}" \
         --out "$out/head-loss.json"
     tests training tests/scenarios/test_cuda_training.py -k "not continued and not grow"
     for stage in false-2 true-2 false-3; do # compiled or not, ZeRO stage

@@ -24,8 +24,8 @@ from benchmarks.one_trainer import trainer_of  # noqa: E402 - before torch
 from model.attention import Attention, attend  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.rotary import Table  # noqa: E402
-from pretrain.config.model_file import named_model  # noqa: E402
-from pretrain.growth.edit import Change, changed_model  # noqa: E402
+from pretrain.config.model_file import load_named_model  # noqa: E402
+from pretrain.growth.edit import Change, apply_changes  # noqa: E402
 from pretrain.growth.hook import Growth  # noqa: E402
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=100, help="steps between two checks, for the share")
     parser.add_argument("--criterion", default="incrt")
     options, flags = parser.parse_known_args()
-    model = named_model(options.model)
+    model = load_named_model(options.model)
     model = model.replace(vocab_size=options.vocab_size or model.vocab_size)
     growing = ["--growth.criterion", options.criterion, "--growth.calibration", "1", *flags]
     with trainer_of(model, options.micro_batch, *growing) as one:
@@ -73,7 +73,7 @@ def main() -> None:
         changes = [Change(layer, count, "grow") for layer, count in enumerate(heads)]
         session.state.record("growth")["pending"] = [vars(change) for change in changes]
         saving = one.seconds(trainer._save)
-        trainer._next_model = changed_model(session.model_config, changes)
+        trainer._next_model = apply_changes(session.model_config, changes)
         changing = one.seconds(trainer._change_model)
         after = one.seconds(one.step)
         print(

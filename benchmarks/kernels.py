@@ -1,10 +1,11 @@
-"""Kernels of a step: loss and fused head by the size of their chunks, attention by torch's kernel and in
+"""Kernels of a step: loss and fused LM head by the size of their chunks, attention by torch's kernel and in
 blocks.
 
     OMP_WAIT_POLICY=passive python benchmarks/kernels.py loss       # asleep; without the variable: spinning
-    python benchmarks/kernels.py head                               # the output head and the loss
+    python benchmarks/kernels.py lm_head                               # the LM head and the loss
     python benchmarks/kernels.py attention --dtype bf16             # by context and head dim
-    python benchmarks/kernels.py head --device cuda --dtype bf16 --tokens 16384 --vocabulary 50304 --width 768
+    python benchmarks/kernels.py lm_head --device cuda --dtype bf16 --tokens 16384 \\
+        --vocabulary 50304 --width 768
 
 Milliseconds of forward and backward, the fastest of the rounds; the variants take turns. On a GPU also the
 memory that one takes at most. A variant that fails is named with its reason.
@@ -29,9 +30,9 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks.helpers import parser_of, run_main, say, seconds_of, wait, write  # noqa: E402
-from model import head_loss, loss  # noqa: E402
+from model import lm_head_loss, loss  # noqa: E402
 from model.block_attention import block_attention  # noqa: E402
-from pretrain.engine.compiling import missing_compiler  # noqa: E402
+from pretrain.engine.compiling import find_missing_compiler  # noqa: E402
 from pretrain.utils.malloc import keep_freed_memory  # noqa: E402
 
 ROUNDS = {"cpu": 7, "cuda": 20}
@@ -113,28 +114,28 @@ def add_in_wide_product(total: Tensor | None, left: Tensor, right: Tensor) -> Te
     return torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
-def time_head(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Output head and loss: apart, then fused, by the elements of a chunk and the tokens of a product (0: a
+def time_lm_head(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """LM head and loss: apart, then fused, by the elements of a chunk and the tokens of a product (0: a
     chunk)."""
     dtype, device = DTYPES[options.dtype], options.device
     hidden = torch.randn(options.tokens, options.width, device=device).to(dtype).requires_grad_()
     weight = (0.02 * torch.randn(options.vocabulary, options.width, device=device)).to(dtype)
     weight.requires_grad_()
     labels = torch.randint(0, options.vocabulary, (options.tokens,), device=device)
-    steps: dict[str, head_loss.Step | None] = {"": None}
-    if missing_compiler(torch.device(device)) is None:
+    steps: dict[str, lm_head_loss.Step | None] = {"": None}
+    if find_missing_compiler(torch.device(device)) is None:
         torch._dynamo.config.recompile_limit = 64  # two graphs for each size of chunks
-        steps["compiled "] = torch.compile(head_loss.loss_and_residual, dynamic=False)
+        steps["compiled "] = torch.compile(lm_head_loss.loss_and_residual, dynamic=False)
 
     def fused(
-        power: int, tokens: int, step: head_loss.Step | None, add: Any = head_loss.add_product
+        power: int, tokens: int, step: lm_head_loss.Step | None, add: Any = lm_head_loss.add_product
     ) -> Tensor:
         with (
-            mock.patch.dict(head_loss.CHUNK_ELEMENTS, {device: 2**power}),
-            mock.patch.dict(head_loss.PRODUCT_TOKENS, {device: tokens}),
-            mock.patch.object(head_loss, "add_product", add),
+            mock.patch.dict(lm_head_loss.CHUNK_ELEMENTS, {device: 2**power}),
+            mock.patch.dict(lm_head_loss.PRODUCT_TOKENS, {device: tokens}),
+            mock.patch.object(lm_head_loss, "add_product", add),
         ):
-            return head_loss.head_cross_entropy(hidden, weight, labels, options.vocabulary, step)
+            return lm_head_loss.lm_head_cross_entropy(hidden, weight, labels, options.vocabulary, step)
 
     variants: dict[str, Run] = {
         "apart": lambda: loss.cross_entropy(F.linear(hidden, weight), labels, options.vocabulary)
@@ -174,7 +175,7 @@ def time_attention(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-KINDS = {"loss": time_loss, "head": time_head, "attention": time_attention}
+KINDS = {"loss": time_loss, "lm_head": time_lm_head, "attention": time_attention}
 
 
 def main() -> None:
@@ -184,7 +185,9 @@ def main() -> None:
     parser.add_argument("--device", choices=ROUNDS, default="cpu")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--width", type=int, default=384, help="of the head's input, or all attention heads")
+    parser.add_argument(
+        "--width", type=int, default=384, help="of the LM head's input, or all attention heads"
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of head and attention")
     options = parser.parse_args()
     torch.manual_seed(0)

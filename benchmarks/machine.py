@@ -18,7 +18,7 @@ import torch  # noqa: E402
 
 from benchmarks.helpers import parser_of, run_main, write  # noqa: E402
 from model.documents import HAS_VARLEN  # noqa: E402
-from pretrain.engine.compiling import missing_compiler  # noqa: E402
+from pretrain.engine.compiling import find_missing_compiler  # noqa: E402
 from pretrain.runtime.hardware import describe_device, detect_device, supports_bf16  # noqa: E402
 
 PACKAGES = ("torch", "triton", "deepspeed", "transformers", "sentencepiece", "pytest")
@@ -42,7 +42,7 @@ def main() -> None:
         "devices": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
         "bf16": supports_bf16(device)[1],
-        "compiling": missing_compiler(device) or "possible",
+        "compiling": find_missing_compiler(device) or "possible",
         "documents' kernel": HAS_VARLEN,
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},

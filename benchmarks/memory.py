@@ -1,4 +1,4 @@
-"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.engine.memory.plan
+"""Predicted against measured memory: short sessions in fresh processes, and what pretrain.plan.memory
 says of them.
 
     python benchmarks/memory.py              # the table of docs/log/memory.md, about ten minutes on two cores
@@ -28,7 +28,7 @@ from model.config import ModelConfig, block  # noqa: E402
 from model.presets import preset  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
-from pretrain.engine.memory.plan import MemoryPlan, memory_plan  # noqa: E402
+from pretrain.plan.memory import MemoryPlan, memory_plan  # noqa: E402
 
 MIB = 1 << 20
 SHOWN = (
@@ -89,13 +89,13 @@ class Case:
         return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
     def predicted(self, device: str) -> MemoryPlan:
-        """What pretrain.engine.memory.plan says."""
+        """What pretrain.plan.memory says."""
         command = command_line_of(*self.arguments)
         ds_config = read_ds_config(command.ds_config)
         ds_config["zero_optimization"] |= self.buckets
         return memory_plan(
             self.model,
-            EngineSettings.of(command.run, ds_config, self.precision == "bf16", self.model),
+            EngineSettings.from_run(command.run, ds_config, self.precision == "bf16", self.model),
             self.data_parallel,
             self.micro_batch,
             self.accumulation,

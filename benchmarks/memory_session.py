@@ -36,8 +36,8 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     from pretrain.engine.build import build_engine, build_network, build_run_optimizer
     from pretrain.engine.ds_config import merge_ds_config
     from pretrain.engine.ds_config_check import read_ds_config
-    from pretrain.engine.memory.micro_batch import plan_batch
     from pretrain.engine.patches import prepare_deepspeed
+    from pretrain.plan.micro_batch import plan_batch
     from pretrain.runtime.world import start_world
 
     prepare_deepspeed()

@@ -26,8 +26,8 @@ from benchmarks.helpers import command_line_of, seconds_of  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from pretrain.assembly.open_run import open_run  # noqa: E402
 from pretrain.data.loader import BatchPrefetcher  # noqa: E402
+from pretrain.engine.deepspeed_logging import quiet_deepspeed  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402
-from pretrain.engine.quiet import quiet_deepspeed  # noqa: E402
 from pretrain.run.session import Session  # noqa: E402
 from pretrain.runtime.signals import StopListener  # noqa: E402
 from pretrain.trainer import Trainer  # noqa: E402

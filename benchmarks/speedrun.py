@@ -41,19 +41,19 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from benchmarks.helpers import MAIN_FLAGS, parser_of, say, write  # noqa: E402
-from model.errors import UserError, shown  # noqa: E402
+from model.errors import UserError, quote  # noqa: E402
 from pretrain.config.command_line import CommandParser, parse_command_line  # noqa: E402
-from pretrain.metrics.file import encoded  # noqa: E402
+from pretrain.metrics.file import encode  # noqa: E402
 from pretrain.runtime.command import run_command  # noqa: E402
 from pretrain.study.planned import Study  # noqa: E402
 from pretrain.study.results import RunResult, check_settings, load_results  # noqa: E402
 from pretrain.study.running.run import RunOptions, run_study  # noqa: E402
 from pretrain.study.statistics.paired import mean_of, tokens_to_reach  # noqa: E402
 from pretrain.study.study_file import OF_A_STUDY, parse_study  # noqa: E402
-from pretrain.study.summaries import Sample, View, view_of  # noqa: E402
-from pretrain.utils.plotting import count_axis, saved_figure  # noqa: E402
-from pretrain.utils.tables import aligned  # noqa: E402
-from pretrain.utils.text import human_number  # noqa: E402
+from pretrain.study.summaries import Sample, View, build_view  # noqa: E402
+from pretrain.utils.format import human_number  # noqa: E402
+from pretrain.utils.plotting import count_axis, save_figure  # noqa: E402
+from pretrain.utils.tables import align_columns  # noqa: E402
 
 COSTS = ("tokens", "FLOPs", "seconds")
 NOT_HERE = re.compile(rf"--({'|'.join([*sorted(OF_A_STUDY), 'config', 'print_config', 'plot_lr'])})(=|$)")
@@ -67,7 +67,7 @@ def speedrun(arguments: list[str]) -> int:
     """
     options, flags = _parser().parse_known_args(arguments)
     if options.plot and options.plot.suffix != ".png":
-        raise UserError(f"plot: {shown(str(options.plot))} is not valid; give a file that ends with .png")
+        raise UserError(f"plot: {quote(str(options.plot))} is not valid; give a file that ends with .png")
     target = _target(options.target)
     folder = options.runs or Path("runs") / f"speedrun-{time.strftime('%Y%m%d-%H%M%S')}"
     study = study_of_recipes(options.recipes, options.seeds, flags, folder)
@@ -78,10 +78,10 @@ def speedrun(arguments: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         if code := run_study(study, RunOptions()):
             return code
-    view = view_of(study, load_results(study))
+    view = build_view(study, load_results(study))
     figures = read(view, targets_of(view, target))
     print("\n".join(lines(figures, target)))
-    write(options.out, encoded(figures))
+    write(options.out, encode(figures))
     if options.plot:
         draw(figures, options.plot)
         say(f"wrote {options.plot}")
@@ -106,7 +106,7 @@ def _target(text: str) -> float | str:
     with contextlib.suppress(ValueError):
         if 0 < (number := float(text)) < math.inf:
             return number
-    raise UserError(f"target: {shown(text)} is not valid; give a loss above 0 such as 3.9, 'mean' or 'own'")
+    raise UserError(f"target: {quote(text)} is not valid; give a loss above 0 such as 3.9, 'mean' or 'own'")
 
 
 def study_of_recipes(recipes: Sequence[str], seeds: list[int], flags: list[str], folder: Path) -> Study:
@@ -121,13 +121,13 @@ def study_of_recipes(recipes: Sequence[str], seeds: list[int], flags: list[str],
         try:
             recipe, *own = shlex.split(text)
         except ValueError:  # a quotation mark without its second, or nothing
-            raise UserError(f"recipe: {shown(text)} is not valid; give a name, then flags") from None
+            raise UserError(f"recipe: {quote(text)} is not valid; give a name, then flags") from None
         if found := next(filter(NOT_HERE.match, [*own, *flags]), None):
             raise UserError(f"{found.split('=')[0]}: not a flag of these runs; leave it out")
         command = parse_command_line(["--config", recipe, *flags, *own])
         name = re.sub(r"[^\w.=+-]+", "_", " ".join([Path(recipe).stem, *own]).replace(" --", " "))
         if name in variants:
-            raise UserError(f"recipe: {shown(text)} is given twice; give each once")
+            raise UserError(f"recipe: {quote(text)} is given twice; give each once")
         settings = command.run.to_dict().items()
         variants[name] = {key: value for key, value in settings if key not in OF_A_STUDY}
         ds_configs.add(command.ds_config)
@@ -193,7 +193,7 @@ def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
         for key in COSTS:
             values = Sample({seed: run[key] for seed, run in runs.items() if run["reached"]})
             logarithms = Sample({seed: math.log(value) for seed, value in values.items()})
-            ratio = logarithms.less(base.setdefault(key, logarithms))
+            ratio = logarithms.subtract(base.setdefault(key, logarithms))
             found[key] = {"mean": values.mean, "count": len(values), "log_ratio": ratio.numbers()}
         difference = summary.differences.numbers()
         found["final_loss"] = {"mean": summary.values.mean, "count": len(runs), "difference": difference}
@@ -228,7 +228,7 @@ def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:
             elif run["tokens"] == curve[0][0]:
                 told.append(f"early    {what} reached by its first validation, perhaps before")
     head = f"target   {figures['loss']} {shown_losses}{meant.get(str(target), '')}"
-    return [head, *aligned(rows, {0, 1, 4}), *told]
+    return [head, *align_columns(rows, {0, 1, 4}), *told]
 
 
 def _against(found: Mapping[str, Any]) -> tuple[str, str]:
@@ -246,7 +246,7 @@ def _against(found: Mapping[str, Any]) -> tuple[str, str]:
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:
     """Draw the validation loss of every run against tokens and against seconds, and the targets."""
-    with saved_figure(path, "plot", 1, 2, size=(11, 4.5), dpi=120, sharey=True) as (_, axes):
+    with save_figure(path, "plot", 1, 2, size=(11, 4.5), dpi=120, sharey=True) as (_, axes):
         for index, (name, found) in enumerate(figures["recipes"].items()):
             for number, run in enumerate(found["runs"].values()):
                 *places, losses = zip(*run["validations"], strict=True)

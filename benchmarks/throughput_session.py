@@ -67,8 +67,8 @@ class Turns:
 
 def train_ours(request: Request) -> None:
     """The trainer of pretrain/main.py, with a hook that keeps it waiting."""
+    from pretrain.engine.deepspeed_logging import quiet_deepspeed
     from pretrain.engine.ds_config_check import read_ds_config
-    from pretrain.engine.quiet import quiet_deepspeed
 
     quiet_deepspeed()
     from pretrain.assembly.open_run import open_run
@@ -129,7 +129,7 @@ def train_ours(request: Request) -> None:
 def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Windows of the built-in corpus, one after another: inputs and the tokens that follow them."""
     from pretrain.data.corpus import Corpus
-    from pretrain.data.making.make import prepare_builtin
+    from pretrain.prepare.make import prepare_builtin
 
     corpus = Corpus.open(prepare_builtin(request["data_root"], request["model"]["vocab_size"]))
     length, rows = request["model"]["context_length"], request["micro_batch"]

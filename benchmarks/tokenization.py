@@ -35,8 +35,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pretrain.data.sources.files import BuiltinCorpus  # noqa: E402
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
+from pretrain.prepare.sources.plain_files import BuiltinCorpus  # noqa: E402
 from pretrain.runtime.hardware import cpu_name  # noqa: E402
 
 

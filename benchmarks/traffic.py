@@ -37,13 +37,13 @@ import model.transformer  # noqa: E402
 from benchmarks.helpers import parser_of, run_main, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
-from model.linears import joint_columns  # noqa: E402
+from model.linears import fused_columns  # noqa: E402
 from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Fused, Transformer  # noqa: E402
-from pretrain.config.model_file import named_model  # noqa: E402
+from pretrain.config.model_file import load_named_model  # noqa: E402
 from pretrain.config.sections import MuonConfig  # noqa: E402
-from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
-from pretrain.optim.orthogonal import orthogonalized  # noqa: E402
+from pretrain.engine.matrix_exchange import describe_matrix  # noqa: E402
+from pretrain.optim.orthogonal import orthogonalize  # noqa: E402
 
 # NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
 PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12
@@ -134,8 +134,8 @@ swiglu.register_autograd(
 def gated(self: FeedForward, hidden: Tensor) -> Tensor:
     """FeedForward.forward of a gated network, with one kernel between the products."""
     assert self.gate is not None
-    if self.joint:
-        return self.down(swiglu(*joint_columns(hidden, (self.gate, self.up))))
+    if self.fused_gate_up:
+        return self.down(swiglu(*fused_columns(hidden, (self.gate, self.up))))
     return self.down(swiglu(self.gate(hidden), self.up(hidden)))
 
 
@@ -167,7 +167,7 @@ def kernels_of_a_gpu() -> Iterator[None]:
 class Traffic(TorchDispatchMode):
     """Counts the bytes of every operator that is not a view.
 
-    *compiled* leaves out copies of the gradients of a joint product's parts: the compiler makes none.
+    *compiled* leaves out copies of the gradients of a fused product's parts: the compiler makes none.
     """
 
     def __init__(self, compiled: bool) -> None:
@@ -243,11 +243,11 @@ def muon(config: ModelConfig, heads: Literal["whole", "each"]) -> tuple[float, i
     with flops, traffic:
         for spec in parameter_specs(config).values():
             if is_hidden(spec.role):
-                matrix = matrix_of(spec, config, MuonConfig(heads=heads))
+                matrix = describe_matrix(spec, config, MuonConfig(heads=heads))
                 blocks = torch.empty(matrix.shape, device="meta")
                 if matrix.head is not None:
                     blocks = torch.stack(blocks.split(matrix.head[1], matrix.head[0]))
-                orthogonalized(blocks, torch.bfloat16)
+                orthogonalize(blocks, torch.bfloat16)
     return sum(traffic.bytes.values()), flops.get_total_flops()
 
 
@@ -266,7 +266,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.plain_rotary:
         model.attention.rotate = model.rotary.rotate_plainly
-    config = named_model(options.model)
+    config = load_named_model(options.model)
     if options.context:
         config = config.replace(context_length=options.context)
     tokens = options.micro_batch * config.context_length

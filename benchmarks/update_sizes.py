@@ -27,10 +27,10 @@ from model.initialization import initialize  # noqa: E402
 from model.parameters import parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
-from pretrain.engine.matrix_exchange import matrix_of  # noqa: E402
+from pretrain.engine.matrix_exchange import describe_matrix  # noqa: E402
 from pretrain.optim.orthogonal import matrix_update  # noqa: E402
-from pretrain.utils.plotting import saved_figure  # noqa: E402
-from pretrain.utils.tables import aligned  # noqa: E402
+from pretrain.utils.plotting import save_figure  # noqa: E402
+from pretrain.utils.tables import align_columns  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,9 @@ def sizes(run: RunConfig, steps: int) -> list[dict[str, Any]]:
     for (name, momentum), scale, heads in itertools.product(found.items(), SCALES, HEADS):
         choice: dict[str, Any] = {"scale": scale, "heads": heads}
         settings = dataclasses.replace(run.muon, **choice)
-        update = matrix_update(momentum, settings, matrix_of(specs[name], network.config, settings).head)
+        update = matrix_update(
+            momentum, settings, describe_matrix(specs[name], network.config, settings).head
+        )
         role = specs[name].role
         assert role.layer is not None
         row: dict[str, Any] = {
@@ -91,14 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         key = (row["part"], *(str(row[name]) for name in ("layer", "heads", "blocks")))
         table.setdefault(key, []).append(f"{row[measure]:.3f}")
     lines = sorted((*key, *values) for key, values in table.items())
-    print("\n".join(aligned([header, *lines], left=(0, 3))))
+    print("\n".join(align_columns([header, *lines], left=(0, 3))))
     _draw(Path(options.plot), rows)
     write(options.out, {"after": options.after, "flags": flags, "rows": rows})
 
 
 def _draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     lines = list(itertools.product(enumerate(SCALES), (("-", "whole"), ("--", "each"))))
-    with saved_figure(path, "plot", 2, 2, size=(9.0, 6.5), dpi=150, sharex=True, sharey="row") as (
+    with save_figure(path, "plot", 2, 2, size=(9.0, 6.5), dpi=150, sharex=True, sharey="row") as (
         figure,
         axes,
     ):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from model.declared import Count, declared, from_plain, to_plain
+from model.declared import NonNegativeInt, declared, from_dict, to_dict
 from pretrain import HookResult, IntervalHook, Record, Session, TrainingState
 
 
@@ -19,7 +19,7 @@ class Best:
     """The record, kept in every checkpoint."""
 
     loss: float = 1e9
-    step: Count = 0
+    step: NonNegativeInt = 0
 
 
 class BestLoss(IntervalHook):
@@ -31,12 +31,12 @@ class BestLoss(IntervalHook):
         super().__init__(session.run.validation.every, session.run.steps)
 
     def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
-        best, loss = from_plain(Best, state.record(self.name), self.name), figures["val_loss"]
+        best, loss = from_dict(Best, state.record(self.name), self.name), figures["val_loss"]
         if loss >= best.loss:
             return HookResult()
-        state.records[self.name] = Record(to_plain(Best(loss, state.step)))
+        state.records[self.name] = Record(to_dict(Best(loss, state.step)))
         return HookResult({"best_loss": loss}, [f"best     {loss:.4f} at step {state.step:,}"])
 
-    def closing(self, session: Session) -> list[str]:
-        best = from_plain(Best, session.state.record(self.name), self.name)
+    def summarize(self, session: Session) -> list[str]:
+        best = from_dict(Best, session.state.record(self.name), self.name)
         return [f"best     validation loss {best.loss:.4f}, after step {best.step:,}"]

@@ -18,7 +18,7 @@ class WeightNorms(Hook):
     def __init__(self, session: Session) -> None:
         self.layers = session.model_config.num_layers
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         return step % 10 == 0
 
     def run(self, engine, state, figures) -> HookResult:

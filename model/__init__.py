@@ -7,7 +7,7 @@ Public names are imported when they are first used, since configurations need no
 
 from typing import TYPE_CHECKING
 
-from model.public import imported_late
+from model.public import make_lazy_getattr
 
 if TYPE_CHECKING:
     from model.config import ModelConfig
@@ -25,4 +25,4 @@ _PLACES = {
     "preset": "model.presets",
     "preset_names": "model.presets",
 }
-__getattr__ = imported_late(__name__, _PLACES)
+__getattr__ = make_lazy_getattr(__name__, _PLACES)

@@ -13,9 +13,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 from model.block_attention import block_attention
 from model.config import ModelConfig
-from model.documents import has_varlen_kernel, of_rows, varlen_attention
+from model.documents import has_varlen_kernel, select_rows, varlen_attention
 from model.exchange import Form, HeadExchange, Span
-from model.linears import column_linear, enter_columns, joint_columns, row_linear
+from model.linears import column_linear, enter_columns, fused_columns, row_linear
 from model.norms import head_norm
 from model.process_grid import ProcessGrid
 from model.rotary import Table, rotate, rotate_spans
@@ -63,7 +63,8 @@ class Attention(nn.Module):
 
     q, k, v and o are separate modules because q and k may need their own learning rate (arXiv 2605.10504).
     With tensor parallelism each rank has an equal part of the columns; see model/exchange.py for the heads.
-    *joint* multiplies by q, k and v at once in training; otherwise their modules run, which hooks can watch.
+    *fused_qkv* multiplies by q, k and v at once in training; otherwise their modules run, which hooks can
+    watch.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Attention(nn.Module):
         config: ModelConfig,
         layer: int,
         grid: ProcessGrid,
-        joint: bool = False,
+        fused_qkv: bool = False,
         attention: Kernel = "torch",
     ) -> None:
         super().__init__()
         self.grid = grid
-        self.joint = joint
+        self.fused_qkv = fused_qkv
         self.attention = attention
         self.exchange: HeadExchange | None = None
         # Heads that this rank computes at a time: those of its group of ranks, all of them at t = 1.
@@ -111,8 +112,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Hidden [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
         hidden = enter_columns(hidden, self.grid)
-        if self.joint and self.training:  # [B, T, this rank's columns]
-            query, key, value = joint_columns(hidden, (self.q, self.k, self.v))
+        if self.fused_qkv and self.training:  # [B, T, this rank's columns]
+            query, key, value = fused_columns(hidden, (self.q, self.k, self.v))
         else:
             query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)
         heads, form = self.whole_heads(query, key, value, table, mask, offsets)
@@ -143,7 +144,7 @@ class Attention(nn.Module):
             if packed:
                 table = table and (table[0][sequences], table[1][sequences])
                 mask = None if mask is None else mask[sequences]
-                offsets = None if offsets is None else of_rows(offsets, first, last, length)
+                offsets = None if offsets is None else select_rows(offsets, first, last, length)
         query = query.unflatten(2, (self.heads, self.head_dim))  # [B, rows, h, d_h]
         key = key.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
         value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
@@ -170,10 +171,10 @@ def attend(heads: Heads, scale: float | None, window: int | None, attention: Ker
     query, key, value = (part.transpose(1, 2) for part in heads[:3])
     mask, groups = heads.mask, query.shape[1] // key.shape[1]
     in_blocks = attention == "blocks" and (mask is None or mask.ndim == 2)
-    masked_or_wide = mask is not None or not flash_takes(query.dtype.itemsize, query.shape[-1])
+    masked_or_wide = mask is not None or not flash_supports(query.dtype.itemsize, query.shape[-1])
     if in_blocks or (query.is_cuda and masked_or_wide):
         # Only flash takes grouped queries, and without a mask; SDPA's fallback allocates B·h·T·T logits.
-        key, value = _repeated(key, groups), _repeated(value, groups)
+        key, value = _repeat_kv(key, groups), _repeat_kv(value, groups)
     if in_blocks:
         parts = [
             block_attention(part, key[:, :, :stop], value[:, :, :stop], scale, window)
@@ -211,7 +212,7 @@ def _sdpa(
     )
 
 
-def _repeated(heads: Tensor, groups: int) -> Tensor:
+def _repeat_kv(heads: Tensor, groups: int) -> Tensor:
     """Keys or values [B, kv, T, d_h] -> [B, h, T, d_h], each repeated for all query heads that share it."""
     return heads if groups == 1 else heads.repeat_interleave(groups, dim=1)
 
@@ -238,16 +239,16 @@ def _attend_span(
         # upper-left.
         groups = query.shape[1] // key.shape[1]  # these kernels take no grouped queries
         bias = causal_lower_right(stop - start, stop - first)
-        return _sdpa(query, _repeated(key, groups), _repeated(value, groups), bias, scale)
-    return _sdpa(query, key, value, seen(span, (0, stop), None, query.device), scale)
+        return _sdpa(query, _repeat_kv(key, groups), _repeat_kv(value, groups), bias, scale)
+    return _sdpa(query, key, value, visibility_mask(span, (0, stop), None, query.device), scale)
 
 
-def flash_takes(element_bytes: int, head_dim: int) -> bool:
+def flash_supports(element_bytes: int, head_dim: int) -> bool:
     """Whether a GPU's flash kernel takes heads of that dtype and size, if there is no mask."""
     return element_bytes == 2 and head_dim <= 256
 
 
-def seen(queries: Span, keys: Span, window: int | None, device: torch.device) -> Tensor:
+def visibility_mask(queries: Span, keys: Span, window: int | None, device: torch.device) -> Tensor:
     """Which keys (columns) each query (row) sees, both given by positions [start, stop): bool.
 
     window: how many positions a query sees, its own included (GPT-Neo); None is all up to its own.
@@ -264,10 +265,10 @@ def local_mask(length: int, window: int | None, device: torch.device) -> Tensor 
     """
     if window is None or window >= length:
         return None
-    return seen((0, length), (0, length), window, device)
+    return visibility_mask((0, length), (0, length), window, device)
 
 
-def any_length() -> AbstractContextManager[None]:
+def allow_any_length() -> AbstractContextManager[None]:
     """For sampling and scoring, whose batches come in ever new lengths: cuDNN's kernel would plan for each of
     them."""
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])

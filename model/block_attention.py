@@ -55,7 +55,10 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window: in
     scaled = query * scale
     for heads in _chunks(query, key):
         parts = [
-            torch.bmm(_shares(scaled[heads, rows], key[heads, keys].contiguous(), window), value[heads, keys])
+            torch.bmm(
+                _attention_weights(scaled[heads, rows], key[heads, keys].contiguous(), window),
+                value[heads, keys],
+            )
             for rows, keys in _blocks(query.shape[1], key.shape[1], window)
         ]
         torch.cat(parts, 1, out=output[heads])
@@ -78,7 +81,7 @@ def _backward(
             # Products copy what is not dense, each for itself; so copy it once.
             q, part = scaled[heads, rows].contiguous(), gradient[heads, rows].contiguous()
             k, v = key[heads, keys].contiguous(), value[heads, keys].contiguous()
-            shares = _shares(q, k, window)
+            shares = _attention_weights(q, k, window)
             d_shares = torch.bmm(part, v.transpose(1, 2))
             d_logits = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype)
             begins = rows.stop == query.shape[1]
@@ -142,20 +145,20 @@ def _add(total: Tensor, part: Tensor, keys: slice, begins: bool) -> None:
         total[:, keys] += part
 
 
-def _shares(scaled: Tensor, key: Tensor, window: int) -> Tensor:
+def _attention_weights(scaled: Tensor, key: Tensor, window: int) -> Tensor:
     """Softmax [heads, rows, keys] of a block whose last query is at the last key's position."""
     logits = torch.bmm(scaled, key.transpose(1, 2))
     rows, keys = logits.shape[1:]
     first = 0 if window < keys else keys - rows  # without a window only the last square hides anything
     # Adding is faster than filling, which is not vectorized for a mask that all heads share.
-    logits[:, :, first:] += _hidden(
+    logits[:, :, first:] += _hide_unseen(
         rows, keys - first, min(window, keys - first), logits.dtype, logits.device
     )
     return torch.softmax(logits, -1)
 
 
 @functools.lru_cache(maxsize=64)  # made by five small operators, for every block of every layer
-def _hidden(rows: int, keys: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _hide_unseen(rows: int, keys: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[rows, keys]: 0 for a key that a query sees, -inf for one that it does not; the last positions are the
     same."""
     positions = torch.arange(keys, device=device)

@@ -53,15 +53,15 @@ def _gather_columns(tensor: Tensor, group: Any) -> Tensor:
     return _gather(tensor, group).movedim(0, -2).flatten(-2)
 
 
-def _own_columns(tensor: Tensor, group: Any) -> Tensor:
+def _take_own_columns(tensor: Tensor, group: Any) -> Tensor:
     return tensor.chunk(dist.get_world_size(group), dim=-1)[dist.get_rank(group)].contiguous()
 
 
-def _itself(tensor: Tensor, group: Any) -> Tensor:
+def _pass_through(tensor: Tensor, group: Any) -> Tensor:
     return tensor.view_as(tensor)
 
 
-def _differentiable(ahead: Collective, back: Collective) -> Collective:
+def _make_differentiable(ahead: Collective, back: Collective) -> Collective:
     """The collective *ahead* with *back* as its backward pass."""
 
     class Function(torch.autograd.Function):
@@ -77,17 +77,17 @@ def _differentiable(ahead: Collective, back: Collective) -> Collective:
     return Function.apply
 
 
-copy_to_ranks = _differentiable(_itself, _all_reduce)
+copy_to_ranks = _make_differentiable(_pass_through, _all_reduce)
 """Pass a replicated tensor into work that differs by rank; its gradient is summed over the group's ranks."""
-sum_over_ranks = _differentiable(_all_reduce, _itself)
+sum_over_ranks = _make_differentiable(_all_reduce, _pass_through)
 """Sum of the ranks' tensors, on every rank; each rank gets the sum's gradient."""
-all_to_all = _differentiable(_exchange, _exchange)
+all_to_all = _make_differentiable(_exchange, _exchange)
 """[r, ...] -> [r, ...]: rank i's row j becomes rank j's row i."""
-all_gather = _differentiable(_gather, _add_and_scatter)
+all_gather = _make_differentiable(_gather, _add_and_scatter)
 """[...] -> [r, ...]: row i is rank i's tensor; a rank's gradient is summed over all ranks that used it."""
-sum_scatter = _differentiable(_add_and_scatter, _gather)
+sum_scatter = _make_differentiable(_add_and_scatter, _gather)
 """[r, ...] -> [...]: on rank i, the sum of all ranks' rows i (a reduce-scatter)."""
-gather_last = _differentiable(_gather_columns, _own_columns)
+gather_last = _make_differentiable(_gather_columns, _take_own_columns)
 """[..., c] -> [..., r c]: all ranks' columns in rank order, for work that every rank repeats.
 
 Its gradient is the same on all ranks, so each takes its own columns of it; nothing is summed.

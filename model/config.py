@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from model.declared import FromZero, PositiveNumber, declared, from_plain, to_plain
-from model.errors import UserError, closest
+from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
+from model.errors import UserError, suggest
 from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_heads, parse_schedule
 
 FeedForwardKind = Literal["swiglu", "mlp"]
@@ -34,7 +34,7 @@ LARGEST_SIZE = 2**31 - 1
 quickly."""
 
 
-def _as_tuple(value: Any, info: ValidationInfo) -> Any:
+def _to_tuple(value: Any, info: ValidationInfo) -> Any:
     """A schedule as its field keeps it: JSON has lists, and users may write 3x2,6x2."""
     if isinstance(value, str):
         return parse_schedule(value, info.field_name or "schedule")
@@ -43,10 +43,10 @@ def _as_tuple(value: Any, info: ValidationInfo) -> Any:
 
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Schedule = Annotated[
-    tuple[Size, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MOST_LAYERS)
+    tuple[Size, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=MOST_LAYERS)
 ]
 """One value per layer."""
-Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_as_tuple)]
+Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_to_tuple)]
 SCHEDULES = ("heads", "kv_heads", "head_dim", "local_window")
 """Fields with one value per layer."""
 
@@ -57,9 +57,9 @@ class RopeScaling:
     original / high_freq_factor stay, and those between are interpolated (transformers' rope type llama3)."""
 
     type: Literal["llama3"]
-    factor: PositiveNumber
-    low_freq_factor: PositiveNumber
-    high_freq_factor: PositiveNumber
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
     original_context_length: Size
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class ModelConfig:
     (arXiv 2109.08668)."""
     norm: NormKind = "rmsnorm"
     """Kind of every norm. The Prism paper does not name one; LLaMA's is our choice."""
-    norm_eps: PositiveNumber = 1e-5
+    norm_eps: PositiveFloat = 1e-5
     """Added to the variance (mean square for rmsnorm) before the root."""
     norm_bias: bool = False
     """Whether norms have a bias next to their weight (either kind)."""
@@ -108,7 +108,7 @@ class ModelConfig:
     """Whether the feed-forward projections have biases."""
     positions: Positions = "rope"
     """rope: rotate q and k (RoFormer, arXiv 2104.09864); learned: add an embedding of the position."""
-    rope_base: PositiveNumber = 10000.0
+    rope_base: PositiveFloat = 10000.0
     """Base of the rotary wavelengths; unused with learned positions. Not given by the Prism paper."""
     rope_scaling: RopeScaling | None = None
     """Longer rotary wavelengths, as Llama 3.1 has them; None leaves them as they are."""
@@ -118,19 +118,19 @@ class ModelConfig:
     attention_scale: AttentionScale = "sqrt_head_dim"
     """Factor on the attention logits of layer l: 1/sqrt(d_h(l)); sqrt(b)/d_h(l) (head_dim: muP's, arXiv
     2203.03466, appendix B.1) or 1/sqrt(b) (constant) with b = attention_scale_base; or none (GPT-Neo)."""
-    attention_scale_base: PositiveNumber | None = None
+    attention_scale_base: PositiveFloat | None = None
     """The head dim at which head_dim and constant equal sqrt_head_dim; only for these two."""
-    logit_softcap: PositiveNumber | None = None
-    """c: logits x of the output head become c tanh(x / c) (Gemma 2, arXiv 2408.00118); None leaves them."""
-    z_loss: FromZero = 0.0
+    logit_softcap: PositiveFloat | None = None
+    """c: logits x of the LM head become c tanh(x / c) (Gemma 2, arXiv 2408.00118); None leaves them."""
+    z_loss: NonNegativeFloat = 0.0
     """Weight in the training loss of the mean of the squared log-sum-exp of the logits (PaLM, arXiv
     2204.02311); validation leaves it out."""
     local_window: Windows | None = None
     """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no
     limit."""
     tie_embeddings: bool = True
-    """Whether the output head is the token embedding."""
-    init_std: PositiveNumber = 0.02
+    """Whether the LM head is the token embedding."""
+    init_std: PositiveFloat = 0.02
     """Standard deviation of the weights at the start; residual projections get init_std / sqrt(2L)."""
     parametrization: Parametrization = "standard"
     """mup: a learning rate found at base_width suits every width (arXiv 2203.03466, table 8): matrices of the
@@ -139,7 +139,7 @@ class ModelConfig:
     base_width: Size | None = None
     """d_model of the narrow model whose rates are used; with mup only."""
     classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
-    """Classes of a sequence classifier: its head, [classes, d], takes the place of the output head. None: a
+    """Classes of a sequence classifier: its head, [classes, d], takes the place of the LM head. None: a
     language model."""
 
     def __post_init__(self) -> None:
@@ -193,19 +193,19 @@ class ModelConfig:
                 raise UserError(
                     f"heads: layer {layer} has {heads} heads, which do not divide d_model {self.d_model}"
                     f"{' into even head dims' if self.d_model % heads == 0 else ''}; nearest valid: "
-                    f"{nearest(heads, valid)}"
+                    f"{describe_nearest(heads, valid)}"
                 )
             head_dim = self.layer_head_dim(layer)
             if head_dim % multiple:
                 raise UserError(
                     f"head_dim: layer {layer} has {head_dim}; positions 'rope' needs an even head dim; "
-                    f"nearest valid: {nearest(head_dim, [head_dim - 1, head_dim + 1])}"
+                    f"nearest valid: {describe_nearest(head_dim, [head_dim - 1, head_dim + 1])}"
                 )
             kv_heads = self.layer_kv_heads(layer)
             if heads % kv_heads:
                 raise UserError(
                     f"kv_heads: layer {layer} has {kv_heads} key/value heads, which do not divide its "
-                    f"{heads} heads; nearest valid: {nearest(kv_heads, divisors(heads))}"
+                    f"{heads} heads; nearest valid: {describe_nearest(kv_heads, divisors(heads))}"
                 )
 
     # ------------------------------------------------------------------ shapes
@@ -248,7 +248,7 @@ class ModelConfig:
 
     @property
     def tied(self) -> bool:
-        """Whether the output head is the token embedding; never that of a classifier."""
+        """Whether the LM head is the token embedding; never that of a classifier."""
         return self.tie_embeddings and self.classes is None
 
     def padded_vocab_size(self, tensor_parallel: int = 1) -> int:
@@ -264,7 +264,7 @@ class ModelConfig:
     def num_parameters(self, padded: bool = False) -> int:
         """Exact number of parameters.
 
-        padded counts the zero rows of the embedding (and of an untied output head) too. The Prism paper's
+        padded counts the zero rows of the embedding (and of an untied LM head) too. The Prism paper's
         figures do so: prism-757m has 756,819,456 with 50,304 rows ("756.8M"), but 756,747,264 with the
         50,257 rows that are trained. The others read the same either way: 124M 123,551,232 (padded
         123,587,328), 354M 353,896,448 (353,944,576).
@@ -282,7 +282,7 @@ class ModelConfig:
         return total
 
     def matmul_parameters(self) -> int:
-        """N_matmul: weights that every token is multiplied with, the output head (vocab_size rows) once.
+        """N_matmul: weights that every token is multiplied with, the LM head (vocab_size rows) once.
 
         The few products of a classifier's own head, one a sequence, are counted as if each token had one.
         """
@@ -340,7 +340,7 @@ class ModelConfig:
 
         A language model has no entry classes.
         """
-        values: dict[str, Any] = to_plain(self)
+        values: dict[str, Any] = to_dict(self)
         if self.classes is None:
             del values["classes"]
         return values
@@ -352,7 +352,7 @@ class ModelConfig:
         Raises UserError, which begins with *where*, for unknown or missing keys and for values that are not
         valid.
         """
-        return from_plain(cls, values, where)
+        return from_dict(cls, values, where)
 
     def replace(self, **changes: Any) -> ModelConfig:
         """A copy with some fields changed; UserError for unknown fields and values that are not valid."""
@@ -401,7 +401,7 @@ def block(name: str, **fields: Any) -> ModelConfig:
     """
     if name not in BLOCKS:
         raise UserError(
-            f"block: {name!r} is unknown; it must be one of {', '.join(BLOCKS)}{closest(name, BLOCKS)}"
+            f"block: {name!r} is unknown; it must be one of {', '.join(BLOCKS)}{suggest(name, BLOCKS)}"
         )
     values = {**BLOCKS[name], **fields}
     heads = values.get("heads")
@@ -417,7 +417,7 @@ def divisors(number: int) -> list[int]:
     return small + [number // count for count in reversed(small) if count * count != number]
 
 
-def nearest(value: int, valid: Sequence[int]) -> str:
+def describe_nearest(value: int, valid: Sequence[int]) -> str:
     """The valid positive values next to *value* from below and above, as text."""
     below = [count for count in valid if 1 <= count <= value]
     above = [count for count in valid if count > value]

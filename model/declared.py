@@ -1,6 +1,6 @@
 """Declared data: pydantic dataclasses whose types and ranges are checked however an object is made.
 
-``declared`` makes one; ``from_plain`` reads one from what JSON or YAML held; ``explained`` is the single
+``declared`` makes one; ``from_dict`` reads one from what JSON or YAML held; ``explain_error`` is the single
 place that turns pydantic's ValidationError into the one line that a user sees.
 """
 
@@ -13,21 +13,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
+import pydantic
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, quote, suggest
 
 C = TypeVar("C")
 LARGEST_INTEGER = 2**63 - 1
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 """A number is no text, true is no number, an unknown name is an error."""
 
-Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
-Positive = Annotated[int, Field(gt=0, le=LARGEST_INTEGER)]
-FromZero = Annotated[float, Field(ge=0, le=LARGEST_INTEGER)]
-PositiveNumber = Annotated[float, Field(gt=0, le=LARGEST_INTEGER)]
-Share = Annotated[float, Field(ge=0, le=1)]
+NonNegativeInt = Annotated[pydantic.NonNegativeInt, Field(le=LARGEST_INTEGER)]
+"""pydantic's types of these names, bounded: what is computed with them is int64 or float64."""
+PositiveInt = Annotated[pydantic.PositiveInt, Field(le=LARGEST_INTEGER)]
+NonNegativeFloat = Annotated[pydantic.NonNegativeFloat, Field(le=LARGEST_INTEGER)]
+PositiveFloat = Annotated[pydantic.PositiveFloat, Field(le=LARGEST_INTEGER)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass_transform(field_specifiers=(field,))
@@ -50,7 +52,7 @@ def declared(section: str = "", frozen: bool = True) -> Callable[[type[C]], type
             try:
                 init(self, *args, **values)
             except ValidationError as error:
-                raise explained(error, section=section, names=[f.name for f in fields(made)]) from None
+                raise explain_error(error, section=section, names=[f.name for f in fields(made)]) from None
 
         made.__init__ = checked
         return made
@@ -61,7 +63,7 @@ def declared(section: str = "", frozen: bool = True) -> Callable[[type[C]], type
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
-def from_plain(kind: type[C], values: Any, where: str = "", section: str = "") -> C:
+def from_dict(kind: type[C], values: Any, where: str = "", section: str = "") -> C:
     """An object of a declared class, or of any type that pydantic knows, from plain lists, mappings and
     numbers.
 
@@ -77,17 +79,17 @@ def from_plain(kind: type[C], values: Any, where: str = "", section: str = "") -
         return _adapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         names = list(getattr(kind, "__dataclass_fields__", ()))
-        raise explained(error, where, section, names) from None
+        raise explain_error(error, where, section, names) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}{': ' * bool(where)}{shown(error, plain=True)}") from None
+        raise UserError(f"{where}{': ' * bool(where)}{quote(error, plain=True)}") from None
 
 
-def to_plain(value: Any) -> Any:
-    """What ``from_plain`` reads: the declared object *value* as lists, mappings, numbers and text."""
+def to_dict(value: Any) -> Any:
+    """What ``from_dict`` reads: the declared object *value* as lists, mappings, numbers and text."""
     return _adapter(type(value)).dump_python(value, mode="json")
 
 
-def explained(
+def explain_error(
     error: ValidationError, where: str = "", section: str = "", names: list[str] | None = None
 ) -> UserError:
     """The first mistake of *error* as a UserError that names the field, its value and what would be valid.
@@ -103,17 +105,17 @@ def explained(
     beginning = f"{where}: " if where else ""
     if isinstance(cause, UserError):  # a check of ours, which names its field itself
         return UserError(f"{beginning}{cause}")
-    place = ".".join(shown(part, plain=True) for part in first["loc"] if part != "[key]")
+    place = ".".join(quote(part, plain=True) for part in first["loc"] if part != "[key]")
     name = ".".join(part for part in (section, place) if part) or "value"
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        hint = closest(str(first["loc"][-1]), names or []) if len(first["loc"]) == 1 else ""
+        hint = suggest(str(first["loc"][-1]), names or []) if len(first["loc"]) == 1 else ""
         return UserError(f"{beginning}{name}: unknown{hint}")
     if first["type"] in ("missing", "missing_argument"):
         return UserError(f"{beginning}{name}: missing")
-    return UserError(f"{beginning}{name}: {shown(first['input'])} is not valid; {valid_in_words(first)}")
+    return UserError(f"{beginning}{name}: {quote(first['input'])} is not valid; {describe_valid(first)}")
 
 
-def valid_in_words(error: Any) -> str:
+def describe_valid(error: Any) -> str:
     """What would be valid, in words, where pydantic found *error*, one entry of
     ``ValidationError.errors()``."""
     context: Mapping[str, Any] = error.get("ctx") or {}
@@ -130,7 +132,7 @@ def valid_in_words(error: Any) -> str:
         return f"give at {most} {bound:,} value{'s' * (bound > 1)}"
     if error["type"] == "literal_error":
         names = [name.strip("'") for name in re.split(", | or ", context["expected"])]
-        return f"give one of {', '.join(names)}{closest(shown(error['input'], plain=True), names)}"
+        return f"give one of {', '.join(names)}{suggest(quote(error['input'], plain=True), names)}"
     known = {
         "int_type": "give a whole number",
         "int_from_float": "give a whole number",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention import Attention, seen
+from model.attention import Attention, visibility_mask
 from model.errors import UserError
 from model.rotary import Table
 from model.transformer import Block, Transformer
@@ -72,7 +72,11 @@ class CachedDecoder:
         values[:, :, start:end] = value.transpose(1, 2)
         # In a windowed layer, keys that no new position sees are not read. One new position sees all others.
         first = 0 if attention.window is None else max(0, start + 1 - attention.window)
-        mask = None if count == 1 else seen((start, end), (first, end), attention.window, hidden.device)
+        mask = (
+            None
+            if count == 1
+            else visibility_mask((start, end), (first, end), attention.window, hidden.device)
+        )
         output = F.scaled_dot_product_attention(
             query.transpose(1, 2),  # [B, h, n, d_h]
             keys[:, :, first:end],

@@ -88,12 +88,12 @@ class PackedDocuments:
         return self._masks[window]
 
 
-def widened(offsets: Tensor, length: int, added: int) -> Tensor:
+def extend_offsets(offsets: Tensor, length: int, added: int) -> Tensor:
     """The offsets after *added* positions were appended to every row of *length*."""
     return offsets + torch.div(offsets, length, rounding_mode="floor") * added
 
 
-def of_rows(offsets: Tensor, first: int, last: int, length: int) -> Tensor:
+def select_rows(offsets: Tensor, first: int, last: int, length: int) -> Tensor:
     """Offsets of rows ``first … last - 1`` alone; documents of other rows stay as empty ones, so the size is
     fixed."""
     return offsets.clamp(first * length, last * length) - first * length

@@ -18,14 +18,14 @@ class UserError(ValueError):
     """
 
     def __str__(self) -> str:
-        return _shortened(printable(super().__str__()), LONGEST_LINE)
+        return _shorten(escape_controls(super().__str__()), LONGEST_LINE)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in a notebook in place of a traceback."""
         return [f"error: {self}"]
 
 
-def closest(name: str, valid: Iterable[str]) -> str:
+def suggest(name: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the valid name nearest to *name*, or ``""`` if none is near.
 
     Near is a ratio of NEAR or more of the characters in common (difflib's): one letter in four is wrong at
@@ -35,7 +35,7 @@ def closest(name: str, valid: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
+def quote(value: Any, limit: int = 80, plain: bool = False) -> str:
     """Return *value* as a message quotes it: its repr, or its str if *plain*; the middle of a long one is
     left out.
 
@@ -45,15 +45,15 @@ def shown(value: Any, limit: int = 80, plain: bool = False) -> str:
         text = str(value) if plain else repr(value)
     except (ValueError, RecursionError):  # thousands of digits or levels
         text = f"a value of type {type(value).__name__} that is too long"
-    text = printable(text)
-    return _shortened(text, limit)
+    text = escape_controls(text)
+    return _shorten(text, limit)
 
 
-def _shortened(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 4 :]}"
 
 
-def printable(text: str, kept: str = "") -> str:
+def escape_controls(text: str, kept: str = "") -> str:
     """Return *text* with line ends, control characters and lone surrogates written as in a repr; the
     characters in *kept* stay."""
     return "".join(

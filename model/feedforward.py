@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
-from model.linears import column_linear, enter_columns, joint_columns, row_linear
+from model.linears import column_linear, enter_columns, fused_columns, row_linear
 from model.process_grid import ProcessGrid
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -23,15 +23,15 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """swiglu: down(activation(gate(x)) * up(x)) (arXiv 2002.05202, eq. 6); mlp: down(activation(up(x))).
 
-    *joint* multiplies by gate and up at once in training.
+    *fused_gate_up* multiplies by gate and up at once in training.
     """
 
     gate: nn.Module | None
 
-    def __init__(self, config: ModelConfig, grid: ProcessGrid, joint: bool = False) -> None:
+    def __init__(self, config: ModelConfig, grid: ProcessGrid, fused_gate_up: bool = False) -> None:
         super().__init__()
         self.grid = grid
-        self.joint = joint
+        self.fused_gate_up = fused_gate_up
         self.activation = _ACTIVATIONS[config.activation]
         if config.ffn == "swiglu":
             self.gate = column_linear(config.d_model, config.ffn_width, config.ffn_bias, grid)
@@ -45,8 +45,8 @@ class FeedForward(nn.Module):
         hidden = enter_columns(hidden, self.grid)
         if self.gate is None:
             return self.down(self.activation(self.up(hidden)))
-        if self.joint and self.training:
-            gate, up = joint_columns(hidden, (self.gate, self.up))
+        if self.fused_gate_up and self.training:
+            gate, up = fused_columns(hidden, (self.gate, self.up))
         else:
             gate, up = self.gate(hidden), self.up(hidden)
         return self.down(self.activation(gate) * up)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 
 HeadSchedule = tuple[int, ...]
 
@@ -26,7 +26,7 @@ def parse_heads(text: str) -> HeadSchedule:
     """
     schedule = parse_schedule(text, "heads")
     if None in schedule:
-        raise _not_a_count("heads", "null", text)
+        raise _count_error("heads", "null", text)
     return tuple(heads for heads in schedule if heads is not None)
 
 
@@ -42,18 +42,18 @@ def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
     for term in terms.split(","):
         found = _TERM.fullmatch(term)
         if not found:
-            raise _not_a_count(name, term.strip(), text)
+            raise _count_error(name, term.strip(), text)
         layers = int(found[2] or 1)
         if len(schedule) + layers > MOST_LAYERS:
-            raise UserError(f"{name}: {shown(text)} has more than {MOST_LAYERS:,} layers; give at most that")
+            raise UserError(f"{name}: {quote(text)} has more than {MOST_LAYERS:,} layers; give at most that")
         schedule += [None if found[1] == "null" else int(found[1])] * layers
     return tuple(schedule)
 
 
-def _not_a_count(name: str, term: str, text: str) -> UserError:
+def _count_error(name: str, term: str, text: str) -> UserError:
     wrong = "not a head count; write h or hxN" if name == "heads" else "not valid; give n or nxN"
     return UserError(
-        f"{name}: {shown(term)} in {shown(text)} is {wrong} with positive integers, for example "
+        f"{name}: {quote(term)} in {quote(text)} is {wrong} with positive integers, for example "
         "3x2,6x2,8x2,12x6"
     )
 
@@ -79,22 +79,22 @@ def draw_heads(heads: Sequence[int]) -> str:
     return "".join(BARS[-(-len(BARS) * count // max(heads)) - 1] for count in heads)
 
 
-def uniform(heads: int, num_layers: int) -> HeadSchedule:
+def make_uniform(heads: int, num_layers: int) -> HeadSchedule:
     """The same head count in every layer."""
     return (heads,) * num_layers
 
 
-def ascending(multiset: Iterable[int]) -> HeadSchedule:
+def sort_ascending(multiset: Iterable[int]) -> HeadSchedule:
     """Few (wide) heads first: the order of the Prism Transformer (arXiv 2606.27449)."""
     return tuple(sorted(multiset))
 
 
-def descending(multiset: Iterable[int]) -> HeadSchedule:
-    """Many (narrow) heads first: the control that has the same mean head count as ``ascending``."""
+def sort_descending(multiset: Iterable[int]) -> HeadSchedule:
+    """Many (narrow) heads first: the control that has the same mean head count as ``sort_ascending``."""
     return tuple(sorted(multiset, reverse=True))
 
 
-def shuffled(multiset: Iterable[int], seed: int) -> HeadSchedule:
+def shuffle(multiset: Iterable[int], seed: int) -> HeadSchedule:
     """The multiset in a seeded random order, which depends on the counts and the seed only."""
     heads = sorted(multiset)
     random.Random(seed).shuffle(heads)

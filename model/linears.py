@@ -17,34 +17,35 @@ from torch import Tensor, nn
 
 from model.process_grid import ProcessGrid
 
-HeadLoss = Callable[[Tensor, Tensor], Tensor]
-"""Hidden state [B, T, d] and the head's weight [rows, d] -> the loss, computed while the weight is whole."""
+LMHeadLoss = Callable[[Tensor, Tensor], Tensor]
+"""Hidden state [B, T, d] and the LM head's weight [rows, d] -> the loss, computed while the weight is
+whole."""
 
 
 class TokenEmbedding(nn.Embedding):
-    """Token embedding that can also serve as the output head, so that tied models call one module twice.
+    """Token embedding that can also serve as the LM head, so that tied models call one module twice.
 
     The head goes through this module's own forward, not through its weight from outside: under ZeRO-3 a
     weight is whole only while the module that owns it runs. (DeepSpeed 0.19 patches attribute access to catch
     other uses; this way nothing depends on that.)
     """
 
-    def forward(self, input: Tensor, as_output: bool = False, loss: HeadLoss | None = None) -> Tensor:
+    def forward(self, input: Tensor, as_lm_head: bool = False, loss: LMHeadLoss | None = None) -> Tensor:
         """Token ids [B, T] -> vectors [B, T, d]; with as_output, vectors [B, T, d] -> logits [B, T, rows].
 
         With loss, vectors [B, T, d] -> what loss makes of them and the weight.
         """
         if loss is not None:
             return loss(input, self.weight)
-        if as_output:
+        if as_lm_head:
             return F.linear(input, self.weight)
         return super().forward(input)
 
 
-class OutputHead(nn.Linear):
-    """The output head of models that are not tied."""
+class LMHead(nn.Linear):
+    """The LM head of models that are not tied."""
 
-    def forward(self, input: Tensor, loss: HeadLoss | None = None) -> Tensor:
+    def forward(self, input: Tensor, loss: LMHeadLoss | None = None) -> Tensor:
         """Vectors [B, T, d] -> logits [B, T, rows]; with loss, what it makes of them and the weight."""
         return super().forward(input) if loss is None else loss(input, self.weight)
 
@@ -70,12 +71,12 @@ def row_linear(in_features: int, out_features: int, bias: bool, grid: ProcessGri
     return nn.Linear(in_features, out_features, bias=bias)
 
 
-def output_head(d_model: int, rows: int, grid: ProcessGrid) -> nn.Module:
-    """The output head of a model that is not tied, *rows* being the padded vocabulary: a column_linear at t >
+def lm_head(d_model: int, rows: int, grid: ProcessGrid) -> nn.Module:
+    """The LM head of a model that is not tied, *rows* being the padded vocabulary: a column_linear at t >
     1."""
     if grid.tensor_parallel > 1:
         return column_linear(d_model, rows, bias=False, grid=grid)
-    return OutputHead(d_model, rows, bias=False)
+    return LMHead(d_model, rows, bias=False)
 
 
 def token_embedding(rows: int, d_model: int, grid: ProcessGrid) -> nn.Module:
@@ -105,7 +106,7 @@ def enter_columns(hidden: Tensor, grid: ProcessGrid) -> Tensor:
     return hidden
 
 
-def joint_columns(hidden: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
+def fused_columns(hidden: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
     """The outputs of several column_linear layers of one input [B, T, d], as views of one product.
 
     The layers keep their parameters. Not at ZeRO stage 3, which needs each layer's own forward pass (see

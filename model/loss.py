@@ -25,7 +25,7 @@ adds to it, in nats."""
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 
-def soft_capped(logits: Tensor, softcap: float) -> Tensor:
+def apply_softcap(logits: Tensor, softcap: float) -> Tensor:
     """softcap · tanh(logits / softcap) (Gemma 2, arXiv 2408.00118)."""
     return softcap * torch.tanh(logits / softcap)
 
@@ -40,7 +40,7 @@ def cross_entropy(
 ) -> Tensor:
     """Mean over the tokens with a label of -log softmax(logits[:vocab_size])[label], in nats.
 
-    softcap: applied to the logits before (see soft_capped). z_loss: what the mean of their squared
+    softcap: applied to the logits before (see apply_softcap). z_loss: what the mean of their squared
     log-sum-exp is weighted with and added (PaLM, arXiv 2204.02311, section 5). report: called with both parts
     of the loss where there is a z_loss.
 
@@ -77,7 +77,7 @@ class _CrossEntropy(torch.autograd.Function):
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, counted, torch.cat(normalizers), count)
         ctx.vocab_size, ctx.softcap, ctx.z_loss = vocab_size, softcap, z_loss
-        terms = with_z_loss(torch.cat(losses), torch.cat(normalizers), z_loss)
+        terms = add_z_loss(torch.cat(losses), torch.cat(normalizers), z_loss)
         return mean_loss(terms, counted, count, report)
 
     @staticmethod
@@ -92,7 +92,7 @@ class _CrossEntropy(torch.autograd.Function):
             chunk = softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
             index = targets[rows, None]
             chunk.scatter_(1, index, chunk.gather(1, index) - 1)
-            result[rows, : ctx.vocab_size] = before_softcap(
+            result[rows, : ctx.vocab_size] = softcap_backward(
                 chunk.mul_(weights[rows, None]), wide, ctx.softcap
             )
         return result, *(None,) * 5
@@ -158,7 +158,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         count = counted.sum().clamp(min=1)
         ctx.save_for_backward(logits, targets, owned, counted, normalizers, count)
         ctx.real, ctx.softcap, ctx.z_loss = real, softcap, z_loss
-        return mean_loss(with_z_loss(normalizers - sums[1], normalizers, z_loss), counted, count, report)
+        return mean_loss(add_z_loss(normalizers - sums[1], normalizers, z_loss), counted, count, report)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -171,17 +171,19 @@ class _ParallelCrossEntropy(torch.autograd.Function):
                 wide = widen(logits[rows, : ctx.real], ctx.softcap)
                 chunk = softmax_with_z_loss(wide, normalizers[rows, None], ctx.z_loss)
                 chunk.scatter_add_(1, targets[rows, None], -owned[rows, None].to(chunk.dtype))
-                result[rows, : ctx.real] = before_softcap(chunk.mul_(weights[rows, None]), wide, ctx.softcap)
+                result[rows, : ctx.real] = softcap_backward(
+                    chunk.mul_(weights[rows, None]), wide, ctx.softcap
+                )
         return result, *(None,) * 6
 
 
-def with_z_loss(losses: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
+def add_z_loss(losses: Tensor, normalizers: Tensor, z_loss: float) -> Tensor:
     """Losses [n], or with z_loss [2, n]: the losses, and what z_loss adds to each by its log-sum-exp [n]."""
     return torch.stack((losses, z_loss * normalizers.square())) if z_loss else losses
 
 
 def mean_loss(terms: Tensor, counted: Tensor, count: Tensor, report: Report | None) -> Tensor:
-    """The mean over the *count* tokens that are *counted*, bool [n], of terms [n] or [2, n] (with_z_loss);
+    """The mean over the *count* tokens that are *counted*, bool [n], of terms [n] or [2, n] (add_z_loss);
     a scalar. Two terms are added, and reported."""
     means = terms.where(counted, 0).sum(-1) / count
     if means.ndim == 0:
@@ -197,8 +199,9 @@ def softmax_with_z_loss(logits: Tensor, normalizers: Tensor, z_loss: float) -> T
     return softmax.mul_(1 + 2 * z_loss * normalizers) if z_loss else softmax
 
 
-def before_softcap(gradient: Tensor, capped: Tensor, softcap: float | None) -> Tensor:
-    """The gradient of the logits that soft_capped got, from that of those it gave; overwrites *gradient*."""
+def softcap_backward(gradient: Tensor, capped: Tensor, softcap: float | None) -> Tensor:
+    """The gradient of the logits that apply_softcap got, from that of those it gave; overwrites
+    *gradient*."""
     return gradient if softcap is None else gradient.mul_(1 - (capped / softcap).square())
 
 
@@ -222,4 +225,4 @@ def row_chunks(rows: int, columns: int, limits: Mapping[str, int], device_type: 
 def widen(logits: Tensor, softcap: float | None) -> Tensor:
     """Logits in fp32 (fp64 stays), soft-capped where there is a cap."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide if softcap is None else soft_capped(wide, softcap)
+    return wide if softcap is None else apply_softcap(wide, softcap)

@@ -48,7 +48,7 @@ def leave(partial: Tensor, grid: ProcessGrid) -> Tensor:
     return sum_scatter(parts, grid.tensor_group)
 
 
-def shared(parameter: Tensor, grid: ProcessGrid) -> Tensor:
+def share_gradient(parameter: Tensor, grid: ProcessGrid) -> Tensor:
     """A replicated parameter, for use on hidden states: its gradient is made equal on all ranks.
 
     With whole hidden states it is equal already; with sequence parallelism each rank has only a part of the
@@ -66,7 +66,7 @@ class ColumnLinear(ColumnParallelLinear):
             out_features,
             bias=bias,
             gather_output=False,
-            **_common(grid),
+            **_common_arguments(grid),
         )
         _prepare(self, weight_dim=0, bias_sharded=True)
 
@@ -81,7 +81,12 @@ class RowLinear(RowParallelLinear):
 
     def __init__(self, in_features: int, out_features: int, bias: bool, grid: ProcessGrid) -> None:
         super().__init__(
-            in_features, out_features, bias=bias, input_is_parallel=True, skip_bias_add=False, **_common(grid)
+            in_features,
+            out_features,
+            bias=bias,
+            input_is_parallel=True,
+            skip_bias_add=False,
+            **_common_arguments(grid),
         )
         self.grid = grid
         _prepare(self, weight_dim=1, bias_sharded=False)
@@ -90,21 +95,21 @@ class RowLinear(RowParallelLinear):
         """This rank's columns [B, T, in/t] -> hidden state [B, T, out] (a part of T with sequence
         parallelism)."""
         hidden = leave(F.linear(columns, self.weight), self.grid)
-        return hidden if self.bias is None else hidden + shared(self.bias, self.grid)
+        return hidden if self.bias is None else hidden + share_gradient(self.bias, self.grid)
 
 
 class TokenEmbedding(VocabParallelEmbedding):
-    """Rows of the token embedding [rows/t, d]; also the output head of tied models (see model.linears)."""
+    """Rows of the token embedding [rows/t, d]; also the LM head of tied models (see model.linears)."""
 
     def __init__(self, rows: int, d_model: int, grid: ProcessGrid) -> None:
-        super().__init__(rows, d_model, **_common(grid))
+        super().__init__(rows, d_model, **_common_arguments(grid))
         self.grid = grid
         _prepare(self, weight_dim=0, bias_sharded=False)
 
-    def forward(self, input: Tensor, as_output: bool = False) -> Tensor:
+    def forward(self, input: Tensor, as_lm_head: bool = False) -> Tensor:
         """Token ids [B, T] -> hidden state; with as_output, [B, T, d] from ``enter`` -> this rank's
         logits."""
-        if as_output:
+        if as_lm_head:
             return F.linear(input, self.weight)  # [B, T, rows/t]
         local = input - self.vocab_start_index
         on_other_ranks = (local < 0) | (local >= self.num_embeddings_per_partition)
@@ -123,10 +128,10 @@ class PositionEmbedding(nn.Embedding):
         """Positions [T] or [B, T] -> vectors [..., T, d], or this rank's part of them along T."""
         if self.grid.sequence_parallel:
             input = input.chunk(self.grid.tensor_parallel, dim=-1)[self.grid.tensor_rank]
-        return F.embedding(input, shared(self.weight, self.grid))
+        return F.embedding(input, share_gradient(self.weight, self.grid))
 
 
-def _common(grid: ProcessGrid) -> dict[str, Any]:
+def _common_arguments(grid: ProcessGrid) -> dict[str, Any]:
     return {
         "config": ModelParallelConfig(
             tensor_model_parallel_size=grid.tensor_parallel,

@@ -1,22 +1,17 @@
-"""Plans tensor parallelism layer by layer: groups of ranks, form of the exchange, bytes. Needs no torch.
+"""Plans tensor parallelism layer by layer: groups of ranks and form of the exchange. Needs no torch.
 
-``python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4`` prints the plan.
 Models and sizes that do not fit are refused here, before anything is allocated.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
-from model.config import ModelConfig, divisors, nearest
+from model.config import ModelConfig, describe_nearest, divisors
 from model.errors import UserError
 
 FormName = Literal["none", "batch", "query"]
-
-DTYPE_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
-
 
 # ---------------------------------------------------------------------- arithmetic
 
@@ -85,7 +80,7 @@ def check_tensor_parallel(
             common_divisor = math.gcd(*(width for _, width in widths))
             raise UserError(
                 f"tensor_parallel: {tensor_parallel} does not divide {name} {width}; nearest valid: "
-                f"{nearest(tensor_parallel, divisors(common_divisor))}"
+                f"{describe_nearest(tensor_parallel, divisors(common_divisor))}"
             )
 
 
@@ -116,109 +111,3 @@ def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> 
         _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
         if micro_batch % ranks and config.context_length % (2 * ranks):
             raise _cannot_split(micro_batch, config.context_length, layer, ranks, multiple)
-
-
-# ---------------------------------------------------------------------- plan
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One layer's plan. Bytes are those that one rank sends in the forward and backward pass of one
-    micro-batch."""
-
-    layer: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    groups: int
-    """g"""
-    ranks: int
-    """r = t / g: ranks that share whole heads; 1 needs no exchange."""
-    form: FormName
-    exchange_bytes: int
-    """For the head exchange."""
-    all_reduce_bytes: int
-    """For the sums after o and down and, backward, before q, k, v and gate, up: what any tensor parallelism
-    sends."""
-
-
-@dataclass(frozen=True)
-class ParallelPlan:
-    """All layers of a model, at one degree and micro-batch."""
-
-    tensor_parallel: int
-    micro_batch: int
-    context_length: int
-    layers: tuple[LayerPlan, ...]
-    outside_bytes: int
-    """All-reduces outside the layers: embedding, output head, and the loss's fp32 sums."""
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Bytes sent for the head exchange of all layers."""
-        return sum(layer.exchange_bytes for layer in self.layers)
-
-    @property
-    def all_reduce_bytes(self) -> int:
-        """Bytes sent for all-reduces, which any tensor parallelism needs."""
-        return self.outside_bytes + sum(layer.all_reduce_bytes for layer in self.layers)
-
-
-def plan(config: ModelConfig, tensor_parallel: int, micro_batch: int, dtype: str = "bf16") -> ParallelPlan:
-    """Plan a micro-batch of full sequences.
-
-    Bytes are counted as a ring sends them: an all-reduce of n bytes sends 2 n (t-1)/t per rank, an all-gather
-    to n bytes and an all-to-all of n bytes n (r-1)/r. Activation checkpointing, which repeats the forward
-    pass, is left out.
-
-    Raises:
-        UserError: t does not divide the model, or the micro-batch cannot be split.
-    """
-    check_tensor_parallel(config, tensor_parallel)
-    check_split(config, tensor_parallel, micro_batch)
-    t, size, tokens = tensor_parallel, DTYPE_BYTES[dtype], micro_batch * config.context_length
-    hidden = _ring(tokens * config.d_model * size, t)
-    layers = []
-    for layer in range(config.num_layers):
-        groups, ranks = head_groups(config.layer_kv_heads(layer), t)
-        form = choose_form(ranks, micro_batch, config.context_length, layer)
-        one_way = exchange_elements(
-            form, ranks, tokens, config.attention_width(layer) // t, config.kv_width(layer) // t
-        )
-        layers.append(
-            LayerPlan(
-                layer=layer,
-                heads=config.heads[layer],
-                kv_heads=config.layer_kv_heads(layer),
-                head_dim=config.layer_head_dim(layer),
-                groups=groups,
-                ranks=ranks,
-                form=form,
-                exchange_bytes=2 * one_way * size,
-                all_reduce_bytes=4 * hidden,
-            )
-        )
-    # Embedding forward, output head backward; the largest, the sum and the label's logit of each token (fp64
-    # at fp64).
-    outside = 2 * hidden + _ring(3 * tokens * max(4, size), t)
-    return ParallelPlan(t, micro_batch, config.context_length, tuple(layers), outside if t > 1 else 0)
-
-
-def exchange_elements(form: FormName, ranks: int, tokens: int, query_width: int, kv_width: int) -> int:
-    """Elements that a rank sends for one layer in one direction; the backward pass sends as many.
-
-    Args:
-        tokens: B T.
-        query_width: columns of q on a rank, A_l / t.
-        kv_width: columns of k, and of v, on a rank.
-    """
-    if form == "batch":  # q, k, v before attention, the output after
-        return tokens * (2 * query_width + 2 * kv_width) * (ranks - 1) // ranks
-    if form == "query":  # q before attention, the output after; k and v to all
-        return tokens * 2 * query_width * (ranks - 1) // ranks + tokens * 2 * kv_width * (ranks - 1)
-    return 0
-
-
-def _ring(number: int, ranks: int) -> int:
-    """Bytes that a rank sends in an all-reduce of *number* bytes."""
-    return 2 * number * (ranks - 1) // ranks

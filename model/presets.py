@@ -9,8 +9,8 @@ import itertools
 from typing import Any
 
 from model.config import ModelConfig, block
-from model.errors import UserError, closest, shown
-from model.heads import ascending, descending, parse_heads, shuffled, uniform
+from model.errors import UserError, quote, suggest
+from model.heads import make_uniform, parse_heads, shuffle, sort_ascending, sort_descending
 
 GPT2_VOCABULARY = 50257
 
@@ -52,11 +52,11 @@ PROGRESSIONS = {
 # arXiv 2605.10504 gives the sizes 270M and 0.7B, not the shapes; these are ours. Both widths make the gated
 # feed-forward (8/3 d) exactly as large as the plain one (4 d), so the matched blocks differ in kind only.
 MATCHED: dict[str, dict[str, Any]] = {
-    "270m": {"d_model": 960, "heads": uniform(15, 20)},
-    "700m": {"d_model": 1536, "heads": uniform(24, 22)},
+    "270m": {"d_model": 960, "heads": make_uniform(15, 20)},
+    "700m": {"d_model": 1536, "heads": make_uniform(24, 22)},
     # The same comparison where a run takes a minute or two on two CPU cores: 1.5M parameters outside the
     # embedding.
-    "mini": {"vocab_size": 2048, "context_length": 128, "d_model": 144, "heads": uniform(6, 6)},
+    "mini": {"vocab_size": 2048, "context_length": 128, "d_model": 144, "heads": make_uniform(6, 6)},
 }
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
@@ -71,8 +71,8 @@ def _scale_presets() -> dict[str, ModelConfig]:
     schedules = {name: parse_heads(heads) for name, heads in SCHEDULES.items()}
     for size in SCALES:  # controls that the paper leaves out: the same multiset in other orders
         multiset = schedules[f"prism-{size}"]
-        schedules[f"descending-{size}"] = descending(multiset)
-        schedules[f"shuffled-{size}"] = shuffled(multiset, seed=0)
+        schedules[f"descending-{size}"] = sort_descending(multiset)
+        schedules[f"shuffled-{size}"] = shuffle(multiset, seed=0)
     sizes = {"vocab_size": GPT2_VOCABULARY, "context_length": 1024}
     return {
         name: block("llama", **sizes, **SCALES[name.rpartition("-")[2]], heads=heads)
@@ -116,9 +116,9 @@ def _progression_presets() -> dict[str, ModelConfig]:
     presets = {}
     for total, (rising, constant) in PROGRESSIONS.items():
         rows = {
-            "ascending": ascending(parse_heads(rising)),
+            "ascending": sort_ascending(parse_heads(rising)),
             "constant": parse_heads(constant),
-            "descending": descending(parse_heads(rising)),
+            "descending": sort_descending(parse_heads(rising)),
         }
         for order, heads in rows.items():
             config = block(
@@ -142,25 +142,25 @@ def _tiny_presets() -> dict[str, ModelConfig]:
     """
     schedules = {
         "prism-tiny": TINY_PRISM,
-        "uniform-tiny": uniform(12, 6),
-        "descending-tiny": descending(TINY_PRISM),
-        "shuffled-tiny": shuffled(TINY_PRISM, seed=0),
+        "uniform-tiny": make_uniform(12, 6),
+        "descending-tiny": sort_descending(TINY_PRISM),
+        "shuffled-tiny": shuffle(TINY_PRISM, seed=0),
     }
     presets = {name: block("llama", **TINY, ffn_width=512, heads=heads) for name, heads in schedules.items()}
     micro = {
         "prism-micro": MICRO_PRISM,
-        "uniform-micro": uniform(8, 4),
-        "descending-micro": descending(MICRO_PRISM),
-        "uniform-micro8": uniform(8, 8),  # of eight layers
+        "uniform-micro": make_uniform(8, 4),
+        "descending-micro": sort_descending(MICRO_PRISM),
+        "uniform-micro8": make_uniform(8, 8),  # of eight layers
     }
     presets |= {name: block("llama", **MICRO, ffn_width=384, heads=heads) for name, heads in micro.items()}
     windows = [64 if layer % 2 else None for layer in range(6)]
-    presets["gpt2-tiny"] = block("gpt2", **TINY, ffn_width=768, heads=uniform(12, 6))
+    presets["gpt2-tiny"] = block("gpt2", **TINY, ffn_width=768, heads=make_uniform(12, 6))
     presets["gptneo-tiny"] = block(
-        "gptneo", **TINY, ffn_width=768, heads=uniform(12, 6), local_window=windows
+        "gptneo", **TINY, ffn_width=768, heads=make_uniform(12, 6), local_window=windows
     )
     presets["prism-nano"] = block("llama", **NANO, ffn_width=128, heads=(2, 3, 4, 4))
-    presets["gpt2-nano"] = block("gpt2", **NANO, ffn_width=192, heads=uniform(4, 4))
+    presets["gpt2-nano"] = block("gpt2", **NANO, ffn_width=192, heads=make_uniform(4, 4))
     return presets
 
 
@@ -175,6 +175,6 @@ def preset_names() -> list[str]:
 def preset(name: str) -> ModelConfig:
     """The config of that name; raises UserError, naming the closest one, if there is none."""
     if name not in _PRESETS:
-        hint = closest(name, _PRESETS) or "; `python -m pretrain.presets` lists them"
-        raise UserError(f"model: no preset {shown(name)}{hint}")
+        hint = suggest(name, _PRESETS) or "; `python -m pretrain.presets` lists them"
+        raise UserError(f"model: no preset {quote(name)}{hint}")
     return _PRESETS[name]

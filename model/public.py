@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def imported_late(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+def make_lazy_getattr(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's ``__getattr__``: configurations and most commands need few of its names, and no torch.
 
     Args:

@@ -56,12 +56,12 @@ def _table(
     positions = torch.arange(length, device="cpu", dtype=precision)
     frequencies = 1.0 / base**exponents
     if scaling is not None:
-        frequencies = _scaled(frequencies, scaling)
+        frequencies = _scale_frequencies(frequencies, scaling)
     angles = torch.outer(positions, frequencies).unsqueeze(1)  # [length, 1, d_h / 2]
     return angles.cos(), angles.sin()
 
 
-def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Frequencies in radians a position, lowered as RopeScaling says."""
     waves = scaling.original_context_length * frequencies / (2 * math.pi)  # in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -93,7 +93,7 @@ def rotate_plainly(heads: Tensor, table: Table) -> Tensor:
 def rotate_by_swapping(heads: Tensor, table: Table) -> Tensor:
     """What rotate_plainly computes, to the bit, without joining halves: x·cos + swapped(x)·(∓sin).
 
-    For GPUs: triton can then write the gradients of q and k to where those of a joint product are expected;
+    For GPUs: triton can then write the gradients of q and k to where those of a fused product are expected;
     else they would be copied. Compiled for a CPU it is up to five times as slow where half a head is less
     than a vector register.
     """
@@ -112,15 +112,15 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         ctx.save_for_backward(cosines, sines)
-        return _rotated(heads, cosines, sines, 1)
+        return _rotate_pairs(heads, cosines, sines, 1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cosines, sines = ctx.saved_tensors
-        return _rotated(gradients[0], cosines, sines, -1), None, None
+        return _rotate_pairs(gradients[0], cosines, sines, -1), None, None
 
 
-def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor, sign: int) -> Tensor:
+def _rotate_pairs(heads: Tensor, cosines: Tensor, sines: Tensor, sign: int) -> Tensor:
     """Every pair of heads [B, T, h, d_h] rotated by sign * angle."""
     # bf16 heads are widened inside the products, which saves a pass.
     first, second = heads.chunk(2, dim=-1)

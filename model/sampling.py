@@ -46,7 +46,7 @@ def generate(
     Raises:
         UserError: as pick.
     """
-    predict = recomputed(logits_of, context_length, device)
+    predict = make_recomputing_predictor(logits_of, context_length, device)
     return list(sample(predict, prompt, count, temperature, top_p, seed))
 
 
@@ -84,7 +84,7 @@ def pick(logits: Tensor, temperature: float, top_p: float, generator: torch.Gene
     return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-def recomputed(
+def make_recomputing_predictor(
     logits_of: Callable[[Tensor], Tensor], context_length: int, device: torch.device | None = None
 ) -> Predict:
     """Recompute the last context_length tokens each time: works for any model, however it is sharded."""
@@ -96,7 +96,7 @@ def recomputed(
     return predict
 
 
-def incremental(
+def make_incremental_predictor(
     append: Callable[[Tensor], Tensor],
     logits_of: Callable[[Tensor], Tensor],
     context_length: int,
@@ -108,7 +108,7 @@ def incremental(
         append: token ids [1, n] that follow those of all earlier calls -> logits [1, vocabulary].
         logits_of: as in generate.
     """
-    beyond = recomputed(logits_of, context_length, device)
+    beyond = make_recomputing_predictor(logits_of, context_length, device)
     seen = 0
 
     def predict(tokens: list[int]) -> Tensor:
@@ -122,9 +122,9 @@ def incremental(
     return predict
 
 
-def cached(network: Transformer) -> Predict:
+def make_cached_predictor(network: Transformer) -> Predict:
     """Run only the new tokens through our own model, with a cache of keys and values."""
     decoder = CachedDecoder(network)
-    return incremental(
+    return make_incremental_predictor(
         decoder.append, network, network.config.context_length, next(network.parameters()).device
     )

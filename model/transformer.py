@@ -1,4 +1,4 @@
-"""The network: embedding, pre-norm blocks, final norm, output head, loss."""
+"""The network: embedding, pre-norm blocks, final norm, LM head, loss."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import Attention, BlockInputs, Kernel, local_mask
 from model.collectives import gather_last
 from model.config import ModelConfig
-from model.documents import PackedDocuments, widened
+from model.documents import PackedDocuments, extend_offsets
 from model.errors import UserError
 from model.feedforward import FeedForward
-from model.head_loss import head_cross_entropy, loss_and_residual
-from model.linears import enter_columns, output_head, position_embedding, token_embedding
-from model.loss import IGNORED_LABEL, cross_entropy, parallel_cross_entropy, soft_capped
+from model.linears import enter_columns, lm_head, position_embedding, token_embedding
+from model.lm_head_loss import lm_head_cross_entropy, loss_and_residual
+from model.loss import IGNORED_LABEL, apply_softcap, cross_entropy, parallel_cross_entropy
 from model.norms import build_norm
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import ALONE, ProcessGrid
 from model.rotary import RotaryTables, Table, table_rows
 
 Fused = Literal["all", "loss", "none"]
-"""What is fused: all (q, k and v; gate and up; the output head and the loss), the last only, or
+"""What is fused: all (q, k and v; gate and up; the LM head and the loss), the last only, or
 nothing."""
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)). *joint* and *attention* are those of Attention and
+    """x + attention(norm(x)), then x + ffn(norm(x)). *fused* and *attention* are those of Attention and
     FeedForward."""
 
     def __init__(
@@ -38,14 +38,14 @@ class Block(nn.Module):
         config: ModelConfig,
         layer: int,
         grid: ProcessGrid,
-        joint: bool = False,
+        fused: bool = False,
         attention: Kernel = "torch",
     ) -> None:
         super().__init__()
         self.attention_norm = build_norm(config, grid)
-        self.attention = Attention(config, layer, grid, joint, attention)
+        self.attention = Attention(config, layer, grid, fused, attention)
         self.ffn_norm = build_norm(config, grid)
-        self.ffn = FeedForward(config, grid, joint)
+        self.ffn = FeedForward(config, grid, fused)
 
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
@@ -97,7 +97,7 @@ class Transformer(nn.Module):
         else:
             self.rotary = RotaryTables(config.context_length, config.rope_base, config.rope_scaling)
         self.layers = nn.ModuleList(
-            Block(config, layer, grid, joint=fused == "all", attention=attention)
+            Block(config, layer, grid, fused=fused == "all", attention=attention)
             for layer in range(config.num_layers)
         )
         self.final_norm = build_norm(config, grid)
@@ -112,7 +112,7 @@ class Transformer(nn.Module):
                 )
             self.classifier = nn.Linear(config.d_model, config.classes, bias=False)
         elif not config.tie_embeddings:
-            self.output = output_head(config.d_model, rows, grid)
+            self.output = lm_head(config.d_model, rows, grid)
 
     def forward(
         self, tokens: Tensor, labels: Tensor | None = None, document_offsets: Tensor | None = None
@@ -137,7 +137,7 @@ class Transformer(nn.Module):
             padding = (0, -length % self.grid.tensor_parallel)
             tokens = F.pad(tokens, padding)
             if document_offsets is not None:
-                document_offsets = widened(document_offsets, length, padding[1])
+                document_offsets = extend_offsets(document_offsets, length, padding[1])
             if labels is not None:
                 return self.forward(tokens, F.pad(labels, padding, value=IGNORED_LABEL), document_offsets)
             return self.forward(tokens, None, document_offsets)[:, :length]
@@ -150,7 +150,7 @@ class Transformer(nn.Module):
         if labels is not None:
             return self.loss_of(hidden, labels)
         if self.classifier is not None:
-            return cast(Tensor, self.classifier(self.head_input(hidden)))
+            return cast(Tensor, self.classifier(self.lm_head_input(hidden)))
         logits = self.logits_of(hidden)
         if self.grid.tensor_parallel > 1:
             logits = gather_last(logits, self.grid.tensor_group)
@@ -206,7 +206,7 @@ class Transformer(nn.Module):
         self.loss_terms = None
         if self.classifier is not None:
             return cross_entropy(
-                self.classifier(self.head_input(hidden)), labels, self.classifier.out_features
+                self.classifier(self.lm_head_input(hidden)), labels, self.classifier.out_features
             )
         if self.grid.tensor_parallel > 1:
             return parallel_cross_entropy(
@@ -216,7 +216,7 @@ class Transformer(nn.Module):
             logits = self._raw_logits(hidden)
             return cross_entropy(logits, labels, vocab_size, softcap, z_loss, self._note_terms)
         loss = partial(
-            head_cross_entropy,
+            lm_head_cross_entropy,
             labels=labels,
             vocab_size=vocab_size,
             softcap=softcap,
@@ -224,13 +224,13 @@ class Transformer(nn.Module):
             step=self.loss_and_residual,
             report=self._note_terms,
         )
-        return cast(Tensor, (self.output or self.token_embedding)(self.head_input(hidden), loss=loss))
+        return cast(Tensor, (self.output or self.token_embedding)(self.lm_head_input(hidden), loss=loss))
 
     def _note_terms(self, terms: Tensor) -> None:
         self.loss_terms = terms
 
-    def head_input(self, hidden: Tensor) -> Tensor:
-        """The last block's output [B, T, d] -> what the output head reads: the final norm, divided by the
+    def lm_head_input(self, hidden: Tensor) -> Tensor:
+        """The last block's output [B, T, d] -> what the LM head reads: the final norm, divided by the
         width's ratio with parametrization mup."""
         normed, ratio = cast(Tensor, self.final_norm(hidden)), self.config.width_ratio
         return normed if ratio == 1 else normed / ratio
@@ -238,10 +238,12 @@ class Transformer(nn.Module):
     def logits_of(self, hidden: Tensor) -> Tensor:
         """The last block's output [B, T, d] -> this rank's logits [B, T, padded vocabulary / t]."""
         logits = self._raw_logits(hidden)
-        return logits if self.config.logit_softcap is None else soft_capped(logits, self.config.logit_softcap)
+        return (
+            logits if self.config.logit_softcap is None else apply_softcap(logits, self.config.logit_softcap)
+        )
 
     def _raw_logits(self, hidden: Tensor) -> Tensor:
-        hidden = enter_columns(self.head_input(hidden), self.grid)
+        hidden = enter_columns(self.lm_head_input(hidden), self.grid)
         if self.output is not None:
             return cast(Tensor, self.output(hidden))
-        return cast(Tensor, self.token_embedding(hidden, as_output=True))
+        return cast(Tensor, self.token_embedding(hidden, as_lm_head=True))

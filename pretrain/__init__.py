@@ -69,6 +69,6 @@ def _find_own_files() -> None:
 
 _find_own_files()
 
-from model.public import imported_late  # noqa: E402
+from model.public import make_lazy_getattr  # noqa: E402
 
-__getattr__ = imported_late(__name__, _PLACES)
+__getattr__ = make_lazy_getattr(__name__, _PLACES)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, quote, suggest
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
 
@@ -58,10 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
             return run(given[1:])
         del sys.argv[1]
         return run(None)
-    return run_command(_own, arguments)
+    return run_command(_answer, arguments)
 
 
-def _own(arguments: list[str]) -> None:
+def _answer(arguments: list[str]) -> None:
     """What is not handed on: help, the version, completion, and unknown commands."""
     parser = CommandParser(
         prog=PROGRAM,
@@ -73,8 +73,8 @@ def _own(arguments: list[str]) -> None:
     every = {"train": TRAIN} | {name: text for name, (_, text) in COMMANDS.items()}
     every["completion"] = COMPLETION
     if arguments and not arguments[0].startswith("-") and arguments[0] not in every:
-        valid = ", ".join(every) + closest(arguments[0], every)
-        raise UserError(f"command: {shown(arguments[0])} is not valid; commands are {valid}")
+        valid = ", ".join(every) + suggest(arguments[0], every)
+        raise UserError(f"command: {quote(arguments[0])} is not valid; commands are {valid}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in every.items():
         made = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -103,14 +103,14 @@ def completion(shell: str) -> str:
     It holds the names that there are now: print it anew after an update.
     """
     names = ["train", *COMMANDS, "completion"]
-    cases = [f"    {name}) words={_quoted(_words(name))} ;;" for name in names if name != "completion"]
-    cases.append(f"    completion) words={_quoted(SHELLS)} ;;")
+    cases = [f"    {name}) words={_quote_words(_words(name))} ;;" for name in names if name != "completion"]
+    cases.append(f"    completion) words={_quote_words(SHELLS)} ;;")
     lines = [
         *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
         "_head_schedules() {",
         '  local words="" current="${COMP_WORDS[COMP_CWORD]}"',
         '  if [ "$COMP_CWORD" = 1 ]; then',
-        f"    words={_quoted(names)}",
+        f"    words={_quote_words(names)}",
         "  else",
         '    case "${COMP_WORDS[1]}" in',
         *(f"  {case}" for case in cases),
@@ -123,7 +123,7 @@ def completion(shell: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quoted(words: Iterable[str]) -> str:
+def _quote_words(words: Iterable[str]) -> str:
     return '"' + " ".join(words) + '"'
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from model.declared import Count, declared
+from model.declared import NonNegativeInt, declared
 from model.errors import UserError
-from pretrain.checkpoint.finder import existing_steps
+from pretrain.checkpoint.finder import require_steps
 from pretrain.config.options import parse_options
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import check_output, output_folder
@@ -32,7 +32,7 @@ class ConvertOptions:
     """a run's folder, such as runs/NAME"""
     from_hf: str | None = None
     """the other direction: make a run of this Llama, Qwen3, GPT-2 or native folder"""
-    step: Count | None = None
+    step: NonNegativeInt | None = None
     """which checkpoint (default: the newest valid one)"""
     format: Literal["auto", "native", "llama", "qwen3"] = "auto"
     """native: our architecture, shipped as remote code; llama, qwen3: plain LlamaForCausalLM or
@@ -60,7 +60,7 @@ def run_convert(arguments: Sequence[str]) -> None:
         raise UserError("run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both")
     out = output_folder(options.out)
     if options.run is not None:
-        existing_steps(options.run, options.step)
+        require_steps(options.run, options.step)
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(Path(options.run, "checkpoints"))):
             raise UserError(f"out: {str(out)!r} is among the run's checkpoints; give one such as hf/NAME")
     elif options.from_hf is not None:
@@ -68,7 +68,7 @@ def run_convert(arguments: Sequence[str]) -> None:
     kind = "run" if options.run is None else "model"
     check_output(out, options.overwrite and options.run is not None, kind)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.deepspeed_logging import quiet_libraries
 
     quiet_libraries()
     if options.from_hf is not None:

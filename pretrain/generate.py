@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from model.declared import Count, FromZero, Positive, declared
+from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared
 from pretrain.config.options import parse_options
 from pretrain.hf.model_folder import check_model
 from pretrain.runtime.command import run_command
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from model.sampling import Predict
     from pretrain.data.tokenizer import Tokenizer
+    from pretrain.run.session import Session
 
 
 @declared()
@@ -28,15 +29,15 @@ class GenerateOptions:
     """an exported folder, or a run's folder such as runs/NAME"""
     prompt: str = ""
     """text to continue; without it, a document from nothing"""
-    tokens: Positive = 200
+    tokens: PositiveInt = 200
     """at most this many"""
-    temperature: FromZero = 0.8
+    temperature: NonNegativeFloat = 0.8
     """0 takes the most likely token"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     """share of probability to sample from"""
-    seed: Count = 0
+    seed: NonNegativeInt = 0
     """same seed, same text"""
-    step: Count | None = None
+    step: NonNegativeInt | None = None
     """which checkpoint of a run (default: the newest valid one)"""
 
 
@@ -49,15 +50,19 @@ def run_generate(arguments: Sequence[str]) -> None:
     description = "Continue a text with a trained model."
     options = parse_options(GenerateOptions, arguments, "python -m pretrain.generate", description, ["model"])
     check_model(options.model, options.step)
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.deepspeed_logging import quiet_libraries
 
     quiet_libraries()
-    from model.sampling import cached, sample
+    from model.sampling import make_cached_predictor, sample
     from pretrain.hf.open_model import open_model
 
     model = open_model(options.model, options.step)
     tokenizer = model.tokenizer
-    predict = cached(model.network) if model.step is not None else cached_exported(model.network)
+    predict = (
+        make_cached_predictor(model.network)
+        if model.step is not None
+        else make_exported_predictor(model.network)
+    )
     prompt = tokenizer.encode(options.prompt) or [tokenizer.end_of_document]
     print(options.prompt, end="", flush=True)
     ids = sample(predict, prompt, options.tokens, options.temperature, options.top_p, options.seed)
@@ -66,9 +71,9 @@ def run_generate(arguments: Sequence[str]) -> None:
     print()
 
 
-def cached_exported(network: Any) -> Predict:
-    """Like model.sampling.cached, for a transformers model."""
-    from model.sampling import incremental
+def make_exported_predictor(network: Any) -> Predict:
+    """Like model.sampling.make_cached_predictor, for a transformers model."""
+    from model.sampling import make_incremental_predictor
 
     cache: Any = None
 
@@ -81,7 +86,9 @@ def cached_exported(network: Any) -> Predict:
     def logits_of(window: Tensor) -> Tensor:
         return network(window, use_cache=False).logits
 
-    return incremental(append, logits_of, network.config.max_position_embeddings, network.device)
+    return make_incremental_predictor(
+        append, logits_of, network.config.max_position_embeddings, network.device
+    )
 
 
 def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
@@ -102,6 +109,30 @@ def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
             shown = len(certain)
     if tokens and len(text := tokenizer.decode(tokens)) > shown:
         yield text[shown:]
+
+
+def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
+    """Sample a document from the trained model without a prompt (temperature 0.8, top-p 0.95). Collective."""
+    import torch
+
+    from model.attention import allow_any_length
+    from model.sampling import generate
+
+    engine.eval()
+    # Every length is another shape; compiling each would take longer than sampling.
+    stance = "force_eager" if session.decisions.compile.value else "default"
+    with torch.compiler.set_stance(stance), allow_any_length():
+        ids = generate(
+            engine,
+            [session.data.tokenizer.end_of_document],
+            min(tokens, session.model_config.context_length),
+            session.model_config.context_length,
+            temperature=0.8,
+            top_p=0.95,
+            seed=session.run.seed,
+            device=session.world.device,
+        )
+    return session.data.tokenizer.decode(ids)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,15 +21,15 @@ from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import find_ds_config, flatten, load_recipe, make_run
 from pretrain.run.process_state import (
-    environment_restored,
-    interpreter_restored,
-    only_one_training,
-    torch_restored,
+    claim_process,
+    preserve_environment,
+    preserve_interpreter,
+    preserve_torch,
 )
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import check_environment
 from pretrain.runtime.signals import StopListener, Stopped
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 if TYPE_CHECKING:
     from pretrain.run.hooks import Hook
@@ -84,19 +84,19 @@ def train(
     """
     try:
         with contextlib.ExitStack() as undo:
-            undo.enter_context(only_one_training())
-            undo.enter_context(environment_restored())
+            undo.enter_context(claim_process())
+            undo.enter_context(preserve_environment())
             listener = StopListener()
             undo.callback(listener.close)
             listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
-            with listener.at_once():
+            with listener.raising():
                 check_environment()
                 # What a library sets when it is imported stays; what this call sets does not.
-                from pretrain.engine.patches import libraries_restored
+                from pretrain.engine.patches import preserve_libraries
 
-                undo.enter_context(libraries_restored())
-                undo.enter_context(interpreter_restored())
-                undo.enter_context(torch_restored())
+                undo.enter_context(preserve_libraries())
+                undo.enter_context(preserve_interpreter())
+                undo.enter_context(preserve_torch())
                 checked = check_run(run, find_ds_config(ds_config))
                 from pretrain.assembly.preflight import check_start
                 from pretrain.run.saved import SavedRun
@@ -150,27 +150,27 @@ def train_to_end(
         UserError: as open_run and Trainer.fit.
         Stopped: *listener* was asked to stop; what was trained is saved.
     """
-    with listener.at_once():
+    with listener.raising():
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-        from pretrain.engine.quiet import quiet_deepspeed
+        from pretrain.engine.deepspeed_logging import quiet_deepspeed
 
         quiet_deepspeed()  # before the modules below import it
         from pretrain.assembly.open_run import FinishedRun, open_run
-        from pretrain.report import closing, finished_already
+        from pretrain.report import describe_closing, describe_finished
 
     with open_run(run, ds_config, listener, hooks) as opened:
         world = opened.session.world
         if isinstance(opened, FinishedRun):
             if world.is_main:
-                world.say(*finished_already(opened.session, arguments))
-            opened.store.start_mirror(world.say)  # what its last session did not copy
+                world.print_rank_zero(*describe_finished(opened.session, arguments))
+            opened.store.start_mirror(world.print_rank_zero)  # what its last session did not copy
             if left := opened.store.stop_mirror(lambda: listener.reason is not None):
-                world.say(labelled("mirror", left))
+                world.print_rank_zero(log_line("mirror", left))
             return
         try:
             opened.fit()
-            world.say(*closing(opened, arguments))
+            world.print_rank_zero(*describe_closing(opened, arguments))
         finally:
             if not process_ends:
                 opened.close()

@@ -23,8 +23,8 @@ from pretrain.runtime.command import INTERRUPTED, prepare_process
 from pretrain.runtime.environment import environment_rank
 from pretrain.runtime.exit import end_after, leave
 from pretrain.runtime.signals import StopListener, Stopped
-from pretrain.utils.output import outlive_output
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
+from pretrain.utils.stdio import outlive_output
 
 
 def main(arguments: list[str], listener: StopListener, rank: int) -> None:
@@ -34,13 +34,13 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
         UserError: bad input, a run folder that cannot be used, a checkpoint that cannot be written.
         Stopped: *listener* was asked to stop; what was trained is saved.
     """
-    with listener.at_once():  # bad input is answered before the ranks meet
+    with listener.raising():  # bad input is answered before the ranks meet
         command = parse_command_line(arguments)
         run = command.run
         listener.limit(run.interruption.agreement_seconds, run.interruption.minutes)
         if command.plot_lr is not None:
             if rank == 0:
-                from pretrain.optim.lr_plot import plot_learning_rates
+                from pretrain.plots.learning_rates import plot_learning_rates
 
                 print("\n".join(plot_learning_rates(run, Path(command.plot_lr))))
             return
@@ -71,7 +71,7 @@ def start() -> NoReturn:
             if stopped.exit_code == INTERRUPTED:
                 listener.let_the_launcher_end()
             print(
-                labelled("stopped", f"({stopped.reason}); the same command continues the run"),
+                log_line("stopped", f"({stopped.reason}); the same command continues the run"),
                 file=sys.stderr,
                 flush=True,
             )

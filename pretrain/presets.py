@@ -15,14 +15,14 @@ from pathlib import Path
 
 from model.errors import UserError
 from model.heads import draw_heads, format_heads
-from model.parallel_plan import DTYPE_BYTES, ParallelPlan, plan
 from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser
-from pretrain.config.model_file import named_model
+from pretrain.config.model_file import load_named_model
+from pretrain.plan.tensor_parallel import DTYPE_BYTES, ParallelPlan, plan_tensor_parallel
 from pretrain.runtime.command import run_command
-from pretrain.utils.plotting import saved_figure
-from pretrain.utils.tables import aligned
-from pretrain.utils.text import say
+from pretrain.utils.format import print_lines
+from pretrain.utils.plotting import save_figure
+from pretrain.utils.tables import align_columns
 
 
 def run_presets(arguments: list[str]) -> None:
@@ -52,7 +52,7 @@ def run_presets(arguments: list[str]) -> None:
     if options.plot:
         draw_preset(options.name, options.plot)
         if not options.json:
-            say(f"wrote {options.plot}")
+            print_lines(f"wrote {options.plot}")
 
 
 def run_exchange(arguments: list[str]) -> None:
@@ -71,10 +71,12 @@ def run_exchange(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.micro_batch < 1:
         raise UserError(f"micro_batch: {options.micro_batch} is not valid; give a positive number")
-    config = named_model(options.model)
+    config = load_named_model(options.model)
     if options.heads is not None:
         config = config.replace(heads=options.heads)
-    print(plan_table(plan(config, options.tensor_parallel, options.micro_batch, options.dtype)))
+    print(
+        plan_table(plan_tensor_parallel(config, options.tensor_parallel, options.micro_batch, options.dtype))
+    )
 
 
 def preset_table(names: Sequence[str]) -> str:
@@ -89,7 +91,7 @@ def preset_table(names: Sequence[str]) -> str:
         shape = (str(config.num_layers), str(config.d_model), *drawn, head_dims)
         counts = (config.num_parameters(), config.num_parameters(padded=True), config.flops_per_token())
         rows.append([name, *shape, *(f"{count:,}" for count in counts)])
-    return "\n".join(aligned(rows, left={0, 3, 4, 5}))
+    return "\n".join(align_columns(rows, left={0, 3, 4, 5}))
 
 
 def plan_table(found: ParallelPlan) -> str:
@@ -114,7 +116,7 @@ def plan_table(found: ParallelPlan) -> str:
         f"  (outside the layers {mebibytes(found.outside_bytes)})",
         f"  head exchange                                     {mebibytes(found.exchange_bytes)}{share}",
     ]
-    return "\n".join([*aligned(rows), *totals])
+    return "\n".join([*align_columns(rows), *totals])
 
 
 def draw_preset(name: str, path: str) -> None:
@@ -124,7 +126,7 @@ def draw_preset(name: str, path: str) -> None:
     """
     config = preset(name)
     layers = range(config.num_layers)
-    with saved_figure(Path(path), "--plot", size=(8, 4), dpi=150) as (figure, heads_axis):
+    with save_figure(Path(path), "--plot", size=(8, 4), dpi=150) as (figure, heads_axis):
         heads_axis.bar(layers, config.heads, color="tab:blue", label="heads")
         heads_axis.set(xlabel="layer", ylabel="heads", title=f"{name}: {format_heads(config.heads)}")
         heads_axis.set_xticks(layers)

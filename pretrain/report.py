@@ -5,33 +5,31 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from model.attention import any_length, flash_takes
+from model.attention import flash_supports
 from model.errors import UserError
-from model.sampling import generate
 from pretrain.data.corpus import Corpus
 from pretrain.engine.layout import weights_are_finite
+from pretrain.generate import sample_text
 from pretrain.metrics.file import FILE_NAME
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
+from pretrain.runtime.collective_guard import run_guarded
 from pretrain.runtime.continuing import continue_command
 from pretrain.runtime.hardware import describe_device
 from pretrain.runtime.signals import Stopped
-from pretrain.runtime.watched import run_watched
-from pretrain.utils.output import shielded
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
+from pretrain.utils.stdio import note_errors
 
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
 
-FUSED = {"all": "q, k, v; gate, up; head and loss", "loss": "head and loss", "none": "nothing"}
+FUSED = {"all": "q, k, v; gate, up; LM head and loss", "loss": "LM head and loss", "none": "nothing"}
 
 
-def opening(
+def describe_opening(
     session: Session, hooks: Sequence[Hook], resumed_from: Path | None, notes: Sequence[str]
 ) -> list[str]:
     """Lines about the run, its data and its devices, printed before the first step. For rank 0; not
@@ -54,7 +52,7 @@ def opening(
         (
             "kernels",
             f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
-            f"fused: {_fused(session)} ({decisions.fused.reason})",
+            f"fused: {_describe_fused(session)} ({decisions.fused.reason})",
         ),
         ("model", f"{run.model}: {model.summary()}"),
         *(("data", line) for line in session.sequences.describe().splitlines()),
@@ -74,25 +72,26 @@ def opening(
         seen = f"step {session.state.step:,}, {session.state.sequences:,} sequences seen"
         last.insert(0, ("resume", f"from {resumed_from} ({seen})"))
     return [
-        *(labelled(*line) for line in lines),
+        *(log_line(*line) for line in lines),
         *(line for hook in hooks for line in hook.opening(session)),
-        *(labelled(*line) for line in last),
+        *(log_line(*line) for line in last),
     ]
 
 
-def _fused(session: Session) -> str:
-    """What is fused; not the head and loss of a classifier, which are small, nor of ranks that share both."""
+def _describe_fused(session: Session) -> str:
+    """What is fused; not the LM head and loss of a classifier, which are small, nor of ranks that share
+    both."""
     text = FUSED[session.decisions.fused.value]
     if session.model_config.classes is None and session.world.tensor_parallel == 1:
         return text
-    return text.removesuffix("head and loss").rstrip("; ") or "nothing"
+    return text.removesuffix("LM head and loss").rstrip("; ") or "nothing"
 
 
 def _attention_line(session: Session) -> str:
     """How attention is computed; in bf16 on a GPU also which heads are too wide for its fastest kernel."""
     decisions, model = session.decisions, session.model_config
     dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
-    wide = ", ".join(str(dim) for dim in sorted(dims) if not flash_takes(2, dim))
+    wide = ", ".join(str(dim) for dim in sorted(dims) if not flash_supports(2, dim))
     if session.world.device.type == "cuda" and decisions.bf16 and wide:
         return f"{decisions.attention.value}, without flash for head dim {wide}"
     return decisions.attention.value
@@ -123,7 +122,7 @@ def _python(module: str, *arguments: str) -> str:
     return shlex.join(["python", "-m", module, *arguments])
 
 
-def finished_already(session: Session, arguments: list[str]) -> list[str]:
+def describe_finished(session: Session, arguments: list[str]) -> list[str]:
     """Lines for a run that has all its steps. For rank 0; not collective."""
     step, folder = session.state.step, session.run.folder
     more = continue_command(arguments, 2 * step)
@@ -133,7 +132,7 @@ def finished_already(session: Session, arguments: list[str]) -> list[str]:
     ]
 
 
-def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
+def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     """Lines printed after the last step: results, a sample, where everything is, what to do next. Collective.
 
     Everything is saved before: what fails here is a note, and a request to stop leaves the rest out; the
@@ -146,24 +145,24 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     session, run, state = trainer.session, trainer.run, trainer.state
     world, listener = session.world, trainer.control.listener
     lines = [
-        labelled("finished", f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s")
+        log_line("finished", f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s")
         + (f"; {state.skipped} updates skipped" if state.skipped else "")
         + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
     ]
     assert listener is not None
     try:
-        with listener.saved():
+        with listener.mark_saved():
             trainer.metrics.close()
             sample: list[str] = []
-            with shielded("sample", sample.append):
-                sample += run_watched(lambda: _sample_lines(trainer), world)
+            with note_errors("sample", sample.append):
+                sample += run_guarded(lambda: _sample_lines(trainer), world)
             if not world.is_main:
                 return []
-            lines += [*_results(trainer.hooks, session), *sample, *_curves(session)]
+            lines += [*_collect_results(trainer.hooks, session), *sample, *_curves(session)]
     except Stopped as stopped:
-        lines.append(labelled("stopped", f"({stopped.reason}) after the last save; the rest is left out"))
+        lines.append(log_line("stopped", f"({stopped.reason}) after the last save; the rest is left out"))
     lines.append(
-        labelled(
+        log_line(
             "saved",
             f"{run.folder}: config.yaml, decisions.json, metrics.jsonl, tokenizer/, "
             f"checkpoints/{trainer.store.path(state.step).name}",
@@ -178,12 +177,12 @@ def closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]
 
 
-def _results(hooks: Iterable[Hook], session: Session) -> list[str]:
+def _collect_results(hooks: Iterable[Hook], session: Session) -> list[str]:
     """The closing lines of hooks, or a note on each that has failed."""
     lines: list[str] = []
     for hook in hooks:
-        with shielded(f"results of {hook.name}", lines.append):
-            lines += hook.closing(session)
+        with note_errors(f"results of {hook.name}", lines.append):
+            lines += hook.summarize(session)
     return lines
 
 
@@ -193,10 +192,10 @@ def _curves(session: Session, again: bool = True) -> list[str]:
     lines: list[str] = []
     picture = folder / "plots" / "training.png"
     if (folder / FILE_NAME).is_file() and (again or not picture.is_file()):
-        with shielded("results of plots", lines.append):
+        with note_errors("results of plots", lines.append):
             from pretrain.plots.command import draw_runs  # matplotlib
 
-            lines.append(labelled("plots", f"{draw_runs([folder], picture)}"))
+            lines.append(log_line("plots", f"{draw_runs([folder], picture)}"))
     return lines
 
 
@@ -208,24 +207,5 @@ def _sample_lines(trainer: Trainer) -> list[str]:
             raise UserError("model: its weights are not finite (NaN or infinity); a lower rate may help")
         text = sample_text(session, trainer.engine) if session.data.is_text else ""
     except UserError as error:
-        return [labelled("diverged", error)]
+        return [log_line("diverged", error)]
     return ["sample", *(f"  | {line}" for line in text.splitlines())] * bool(text)
-
-
-def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
-    """Sample a document from the trained model without a prompt (temperature 0.8, top-p 0.95). Collective."""
-    engine.eval()
-    # Every length is another shape; compiling each would take longer than sampling.
-    stance = "force_eager" if session.decisions.compile.value else "default"
-    with torch.compiler.set_stance(stance), any_length():
-        ids = generate(
-            engine,
-            [session.data.tokenizer.end_of_document],
-            min(tokens, session.model_config.context_length),
-            session.model_config.context_length,
-            temperature=0.8,
-            top_p=0.95,
-            seed=session.run.seed,
-            device=session.world.device,
-        )
-    return session.data.tokenizer.decode(ids)

@@ -18,14 +18,14 @@ from pretrain.engine.build import (
     build_engine,
     build_network,
     build_run_optimizer,
+    destroy_engine,
     free_memory,
-    take_apart,
 )
-from pretrain.engine.compiling import compiled_graphs
-from pretrain.engine.patches import guarded_updates
+from pretrain.engine.compiling import count_compiled_graphs
+from pretrain.engine.patches import guard_updates
 from pretrain.growth.edit import note_changed, open_changed
 from pretrain.metrics.file import read_metrics
-from pretrain.metrics.session import Metrics
+from pretrain.metrics.metrics import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
 from pretrain.run.hooks import Hook, HookResult
@@ -33,7 +33,7 @@ from pretrain.run.session import Batch, Session
 from pretrain.runtime.continuing import report_progress
 from pretrain.runtime.control import Control
 from pretrain.runtime.signals import Stopped
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 
 class Trainer:
@@ -90,7 +90,7 @@ class Trainer:
         first_sequence = state.sequences
         with (
             BatchPrefetcher(lambda index: session.micro_batch(first_sequence, index), start=0) as batches,
-            guarded_updates(self.guard),
+            guard_updates(self.guard),
         ):
             stop: Stopped | None = None
             if state.pending:  # left by a session that was stopped
@@ -111,7 +111,7 @@ class Trainer:
                 if not writing and (self.store.under_way or not self._data_checked):
                     with self.metrics.pause():
                         self._finish_checkpoint()
-                state.pending = [hook.name for hook in self.hooks if hook.due(state.step)]
+                state.pending = [hook.name for hook in self.hooks if hook.is_due(state.step)]
                 stop = stop or self._run_hooks()
                 if self._due(run.logging.every):
                     self.log.flush()
@@ -120,10 +120,10 @@ class Trainer:
             control.heartbeat("finishing the last checkpoint")
             self._finish_checkpoint()
             if problem := self.store.end_pruning():
-                self.metrics.message(labelled("note", problem))
+                self.metrics.message(log_line("note", problem))
             control.heartbeat("copying the last checkpoints to the mirror")
-            if left := self.store.stop_mirror(lambda: stop is not None or control.asked()):
-                self.metrics.message(labelled("mirror", left))
+            if left := self.store.stop_mirror(lambda: stop is not None or control.has_request()):
+                self.metrics.message(log_line("mirror", left))
             if stop:
                 raise stop
         return self.engine
@@ -136,7 +136,7 @@ class Trainer:
             self.hashes.close()
         if self.engine is not None:
             engine, self.engine = self.engine, None
-            take_apart(engine)
+            destroy_engine(engine)
             del engine
             free_memory(compiled=bool(self.session.decisions.compile.value))
 
@@ -168,7 +168,7 @@ class Trainer:
             self.control.heartbeat(f"changing the heads at step {self.state.step}")
             self._finish_checkpoint()
             engine, self.engine = self.engine, None
-            take_apart(engine)
+            destroy_engine(engine)
             del engine  # or its memory would still be held while the next one is built
             free_memory()
             session.model_config, self.state.model = model, model.to_json()
@@ -179,7 +179,7 @@ class Trainer:
             load_checkpoint(self.engine, self.store.path(self.state.step), session.world, open_changed)
             note_changed(self.state)
             for hook in self.hooks:
-                hook.reshaped(model)
+                hook.model_changed(model)
             self.metrics.throughput.flops_per_token = model.flops_per_token()
             self.engine.train()
 
@@ -204,7 +204,7 @@ class Trainer:
         for micro in range(accumulation):
             batch = next(batches)
             tensors = [tensor.to(world.device, non_blocking=True) for tensor in batch]
-            with self.log.forward.measured():
+            with self.log.forward.measure():
                 loss = engine(*tensors)
             terms = engine.module.loss_terms
             total += (loss if terms is None else terms).detach().float()
@@ -236,11 +236,11 @@ class Trainer:
         self.log.add(
             state.step, losses, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
-        if self.session.decisions.compile.value and (graphs := compiled_graphs()) != self.graphs:
-            self.metrics.message(labelled("compile", f"step {state.step:,}: {graphs} graphs so far"))
+        if self.session.decisions.compile.value and (graphs := count_compiled_graphs()) != self.graphs:
+            self.metrics.message(log_line("compile", f"step {state.step:,}: {graphs} graphs so far"))
             self.graphs = graphs
         if guard.reason:
-            self.metrics.message(labelled("spike", f"step {state.step:,}: update skipped; {guard.reason}"))
+            self.metrics.message(log_line("spike", f"step {state.step:,}: update skipped; {guard.reason}"))
 
     def _check_skipped(self) -> None:
         """Stop a run of which too many updates in a row were skipped."""
@@ -270,7 +270,7 @@ class Trainer:
                 try:
                     with (
                         self.metrics.pause(),
-                        self.control.interruptible(self.engine, f"{hook.name} at step {state.step}"),
+                        self.control.allow_interruption(self.engine, f"{hook.name} at step {state.step}"),
                     ):
                         result = hook.run(self.engine, state, figures)
                 except Stopped as stop:
@@ -287,7 +287,7 @@ class Trainer:
         row = self.log.read()
         if row is None:
             step, folder = self.state.step, self.run.folder
-            row = self.session.world.once(
+            row = self.session.world.on_rank_zero(
                 lambda: next((row for row in read_metrics(folder) if row["step"] == step), {})
             )
         return row
@@ -303,7 +303,7 @@ class Trainer:
         learning = state.skipped_in_a_row == 0
         if not (learning or asked or self.session.finished):
             self.metrics.message(
-                labelled(
+                log_line(
                     "note",
                     f"step {state.step:,}: no checkpoint, since the last {state.skipped_in_a_row} updates "
                     "were skipped",

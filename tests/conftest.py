@@ -100,8 +100,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpus folder of ``small_paths`` with a SentencePiece tokenizer of SMALL_VOCABULARY entries."""
-    from pretrain.data.making.assemble import Selection
-    from pretrain.data.making.make import make_corpus
+    from pretrain.prepare.assemble import Selection
+    from pretrain.prepare.make import make_corpus
     from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
 
     out = tmp_path_factory.mktemp("data") / "small"

@@ -14,9 +14,9 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.making.make import prepare_builtin
 from pretrain.data.megatron import is_prefix
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.prepare.make import prepare_builtin
 from pretrain.run.data import RunData
 from pretrain.runtime.world import World
 
@@ -40,7 +40,7 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
         opened.append(_open_all(run, report))
         return opened[0].contents()
 
-    expected = world.once(contents)
+    expected = world.on_rank_zero(contents)
     data = opened[0] if world.is_main else _open_all(run, report)
     for (corpus, _), content in zip(data.all_corpora(), expected, strict=True):
         if corpus.meta.content_hash != content:

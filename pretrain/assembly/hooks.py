@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.classification.hook import AccuracyHook
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
@@ -45,6 +45,6 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
     names = [hook.name for hook in hooks]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"hooks: two are called {shown(name)}; give each its own name")
+            raise UserError(f"hooks: two are called {quote(name)}; give each its own name")
     check_records(session.state, hooks)
     return hooks

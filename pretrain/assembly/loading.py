@@ -26,7 +26,7 @@ from pretrain.run.resume import (
     check_resume,
     is_imported,
 )
-from pretrain.runtime.same_code import code_hash
+from pretrain.runtime.version_check import code_hash
 from pretrain.runtime.world import World
 
 
@@ -70,7 +70,7 @@ def next_state(
         saved,
         skipped_in_a_row=0,  # settings may have changed, so a run that had stopped learning gets a new chance
         run=run.to_dict(),
-        decided=decisions.decided(),
+        decided=decisions.to_record(),
         model=decisions.model.value.to_json(),
         data=data.identity(),
         world=_world_record(world, decisions, saved),

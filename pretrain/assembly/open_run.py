@@ -17,15 +17,15 @@ from pretrain.engine.patches import prepare_deepspeed
 from pretrain.growth.models import continue_model, head_group_sizes
 from pretrain.metrics.build import build_metrics
 from pretrain.optim.groups import GroupRates, run_groups
-from pretrain.report import opening
+from pretrain.report import describe_opening
 from pretrain.run.decisions import decide, gather_facts
 from pretrain.run.folder import prepare_run_folder
 from pretrain.run.hooks import Hook, load_hooks
 from pretrain.run.lock import hold_run_folder, may_have_begun
 from pretrain.run.session import Session
 from pretrain.runtime.control import Control
-from pretrain.runtime.same_code import check_agreement
 from pretrain.runtime.signals import StopListener
+from pretrain.runtime.version_check import check_agreement
 from pretrain.runtime.watchdog import start_watchdog
 from pretrain.runtime.world import collective_timeout, start_world
 from pretrain.trainer import Trainer
@@ -67,7 +67,7 @@ def open_run(
         Stopped: *listener* was asked to stop before training began.
     """
     with contextlib.ExitStack() as held:
-        with listener.at_once():  # nothing is there to be saved yet
+        with listener.raising():  # nothing is there to be saved yet
             prepare_deepspeed()
             own_hooks: list[MakeHook] = [*load_hooks(run.hooks), *hooks]
             t, sp, timeout = run.tensor_parallel, run.sequence_parallel, collective_timeout(run.interruption)
@@ -75,7 +75,7 @@ def open_run(
             check_agreement(world, run.to_yaml())
             if begun := may_have_begun(run, world):  # nothing may be read while another job writes
                 hold_run_folder(run, world, held)
-            data = open_data(run, world.say, world)
+            data = open_data(run, world.print_rank_zero, world)
             store = CheckpointStore(run.folder, run.checkpoint, world)
             newest = find_newest(run, store)
             asked_model = run.build_model_config(**data.model_fields())
@@ -103,8 +103,10 @@ def open_run(
             yield FinishedRun(session, store)
             return
         if world.is_main:
-            world.say(*opening(session, all_hooks, loading.folder, [*notes, *loading.notes]))
-        decided = decisions.to_plain()
+            world.print_rank_zero(
+                *describe_opening(session, all_hooks, loading.folder, [*notes, *loading.notes])
+            )
+        decided = decisions.to_dict()
         metrics = held.enter_context(build_metrics(run, world, state.step, model_config, decided))
         watchdog = held.enter_context(start_watchdog(run, world))
         prepare_run_folder(run, data, decisions, world)

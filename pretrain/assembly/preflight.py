@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from model.errors import UserError, closest
+from model.errors import UserError, suggest
 from model.parallel_plan import check_tensor_parallel, check_world
 from pretrain.checkpoint.object_store import check_mirror
 from pretrain.config.run_config import RunConfig
@@ -17,8 +17,8 @@ from pretrain.evaluation.checks import check_evaluation
 from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.runtime.environment import check_threads, read_environment
 from pretrain.utils.env_check import check_variables
-from pretrain.utils.extras import check_installed
 from pretrain.utils.folders import refuse_other_kind
+from pretrain.utils.optional_packages import check_installed
 
 
 def check_start(run: RunConfig) -> None:
@@ -94,7 +94,7 @@ def _check_corpus(folder: str, field: str) -> None:
     builtin = "builtin, " * (field == "data")
     raise UserError(
         f"{field}: {folder!r} is not a folder; valid: {builtin}one written by python -m pretrain.prepare, or "
-        f"the prefix of a .bin/.idx pair{closest(path.name, siblings)}"
+        f"the prefix of a .bin/.idx pair{suggest(path.name, siblings)}"
     )
 
 

@@ -43,7 +43,7 @@ def is_run(folder: str | Path) -> bool:
     return _checkpoints_folder(Path(folder)).is_dir()
 
 
-def existing_steps(folder: str | Path, step: int | None = None) -> list[int]:
+def require_steps(folder: str | Path, step: int | None = None) -> list[int]:
     """The steps of a run's checkpoints, ascending; *step* alone if one is asked for. Commands call this
     before they import torch.
 
@@ -107,7 +107,7 @@ class Hold:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[bool]:
+def claim(folder: Path) -> Iterator[bool]:
     """Yield whether no process holds a checkpoint (see Hold); in the block, no process can."""
     with ExitStack() as opened:
         free = True

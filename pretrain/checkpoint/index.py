@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model.declared import Count, FromZero, Positive, declared, from_plain, to_plain
+from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared, from_dict, to_dict
 from pretrain.optim.muon import Moment
 from pretrain.utils.parsing import read_text
 
@@ -27,7 +27,7 @@ MASTERS = "fp32"
 HYPERPARAMETERS = ("lr", "weight_decay", "betas", "eps")
 """What the index holds of a group, and a run continues with."""
 
-Piece = tuple[Count, Count, Count, Count]
+Piece = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt]
 """A range of a parameter's elements: rank (file), number of the flat tensor, first element in it, length."""
 
 
@@ -50,10 +50,10 @@ def flat_name(key: str, number: int) -> str:
 class Group:
     """An optimizer group."""
 
-    lr: FromZero
-    weight_decay: FromZero
-    betas: tuple[FromZero, FromZero]
-    eps: FromZero
+    lr: NonNegativeFloat
+    weight_decay: NonNegativeFloat
+    betas: tuple[NonNegativeFloat, NonNegativeFloat]
+    eps: NonNegativeFloat
     moments: list[Moment]
     """What the files hold of its parameters besides MASTERS. Muon's momentum is exp_avg."""
     kind: Literal["adamw", "muon"] = "adamw"
@@ -66,12 +66,12 @@ class Parameter:
 
     group: str | None
     """None in a checkpoint of weights alone."""
-    step: Count
+    step: NonNegativeInt
     """Updates that the optimizer has applied to it."""
-    shape: list[Count]
-    shard_shape: list[Count]
+    shape: list[NonNegativeInt]
+    shard_shape: list[NonNegativeInt]
     """Of one tensor-parallel rank."""
-    split: Count | None
+    split: NonNegativeInt | None
     """None: there is one shard, since every tensor-parallel rank holds the whole parameter."""
     shards: list[list[Piece]]
     """In the order of tensor-parallel ranks; of each, its pieces in the order of their elements."""
@@ -81,9 +81,9 @@ class Parameter:
 class Index:
     """The contents of index.json."""
 
-    ranks: Positive
+    ranks: PositiveInt
     """Number of files."""
-    tensor_parallel: Positive
+    tensor_parallel: PositiveInt
     """Rank = data-parallel rank x tensor_parallel + tensor-parallel rank."""
     groups: dict[str, Group]
     parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
@@ -92,7 +92,7 @@ class Index:
 
     def to_json(self) -> str:
         """The text of index.json."""
-        return json.dumps(to_plain(self))
+        return json.dumps(to_dict(self))
 
 
 def read_index(folder: Path) -> Index:
@@ -103,4 +103,4 @@ def read_index(folder: Path) -> Index:
     """
     path = folder / INDEX
     # It has as many numbers as there are ranks and parameters, so there is no limit but that of the bytes.
-    return from_plain(Index, json.loads(read_text(path, "checkpoint")), f"checkpoint: {path}")
+    return from_dict(Index, json.loads(read_text(path, "checkpoint")), f"checkpoint: {path}")

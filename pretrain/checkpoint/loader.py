@@ -20,7 +20,7 @@ from torch import Tensor
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.index import HYPERPARAMETERS, MASTERS, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.random_state import restore_random_state
-from pretrain.checkpoint.state import understood
+from pretrain.checkpoint.state import explain_damage
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.layout import (
     changing_masters,
@@ -30,7 +30,7 @@ from pretrain.engine.layout import (
     shard_shapes,
     tensor_place,
 )
-from pretrain.optim.muon import moments_of
+from pretrain.optim.muon import name_moments
 from pretrain.runtime.world import World
 from pretrain.utils.progress import ProgressLine
 
@@ -64,12 +64,12 @@ def load_checkpoint(
             checkpoint = opened(folder)
             _restore(engine, checkpoint, shown, weights_only)
             if checkpoint.state.world and checkpoint.state.world.ranks == world.size:
-                with understood(folder / TENSORS_FOLDER / rank_file(world.rank)):
+                with explain_damage(folder / TENSORS_FOLDER / rank_file(world.rank)):
                     restore_random_state(checkpoint.random_state(world.rank))
             checkpoint.release()
             return checkpoint
 
-        state = world.together(restore).state
+        state = world.on_all_ranks(restore).state
     set_counters(engine, state.step, state.skipped, state.sequences)
 
 
@@ -80,7 +80,7 @@ def check_readable(folder: Path, world: World, opened: Open = UnshardedCheckpoin
         UserError: on every rank, when files are missing, cut short or do not fit the model that the
             checkpoint describes.
     """
-    world.together(lambda: opened(folder).check(world.rank, world.size))
+    world.on_all_ranks(lambda: opened(folder).check(world.rank, world.size))
 
 
 def _restore(
@@ -94,7 +94,7 @@ def _restore(
     for flat in engine_flats(engine):
         held = adam.state.pop(flat.master, {})
         moments: dict[str, Tensor] = {}
-        for moment in () if weights_only else moments_of(flat.group):
+        for moment in () if weights_only else name_moments(flat.group):
             moments[moment] = held[moment] if moment in held else torch.zeros_like(flat.master.data)
         targets = {MASTERS: flat.master.data} | moments
         step = checkpoint.step(next(iter(flat.pieces)))  # ZeRO counts those of all its parameters together

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from model.declared import Count, declared, from_plain, to_plain
+from model.declared import NonNegativeInt, declared, from_dict, to_dict
 from model.errors import UserError
 from pretrain.utils.files import InnerPath, file_entry, open_regular, write_atomically
 from pretrain.utils.parsing import read_json
@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 class Entry:
     """What file_entry returns."""
 
-    bytes: Count
+    bytes: NonNegativeInt
     xxh3_128: str
 
 
@@ -42,7 +42,7 @@ def write_manifest(folder: Path, files: Mapping[str, Any]) -> None:
     Args:
         files: what file_entry returned, by the file's name.
     """
-    content = to_plain(from_plain(Manifest, {"files": dict(files)}))
+    content = to_dict(from_dict(Manifest, {"files": dict(files)}))
     write_atomically(folder / MANIFEST, json.dumps(content, indent=1))
 
 
@@ -58,7 +58,7 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     """
     try:
         (folder / MANIFEST).lstat()
-        manifest = from_plain(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
+        manifest = from_dict(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
         if "state.json" not in manifest.files:
             return f"{MANIFEST} does not list state.json"
         share = sorted(manifest.files.items())[part::parts]
@@ -68,7 +68,7 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
             if size != entry.bytes:
                 return f"{name} has {size} bytes, {entry.bytes} were written"
         for name, entry in share:
-            if file_entry(folder / name) != to_plain(entry):
+            if file_entry(folder / name) != to_dict(entry):
                 return f"{name} does not have the contents that were written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"

@@ -23,14 +23,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from model.declared import declared, from_plain, to_plain
-from model.errors import UserError, shown
+from model.declared import declared, from_dict, to_dict
+from model.errors import UserError, quote
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
 from pretrain.checkpoint.object_store import Store
 from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
+from pretrain.utils.format import log_line, print_lines
 from pretrain.utils.parsing import read_json
-from pretrain.utils.text import labelled, say
 
 RECORD = "mirror.json"
 OF_THE_RUN = ("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl")
@@ -62,14 +62,14 @@ class Mirror:
         self,
         url: str,
         run_folder: Path,
-        report: Callable[[str], object] = say,
+        report: Callable[[str], object] = print_lines,
         retry_seconds: tuple[float, float] = RETRY_SECONDS,
         open_store: Callable[[str, str], Store] = Store,
     ) -> None:
         self.url, self.run_folder, self.report = url, run_folder, report
         self._retry_seconds, self._open = retry_seconds, open_store
         self._store: Store | None = None
-        self._safe = self._recorded()
+        self._safe = self._read_recorded()
         # Those that an earlier session did not get to come first.
         names = [checkpoint_path(run_folder, step).name for step in checkpoint_steps(run_folder)]
         self._waiting = deque(name for name in names if name not in self._safe)
@@ -110,10 +110,10 @@ class Mirror:
             return None
         return f"{', '.join(waiting)} not copied to {self.url}; the next session of the run does it"
 
-    def _recorded(self) -> dict[str, str]:
+    def _read_recorded(self) -> dict[str, str]:
         """The checkpoints that earlier sessions have copied to this store, and that were not replaced."""
         try:
-            record = from_plain(Record, read_json(self.run_folder / RECORD, RECORD), RECORD)
+            record = from_dict(Record, read_json(self.run_folder / RECORD, RECORD), RECORD)
         except (UserError, OSError):  # none yet, or damaged: everything is compared with the store
             return {}
         known = record.safe if record.url == self.url else {}
@@ -135,7 +135,7 @@ class Mirror:
                     self._done(name, None)  # pruned meanwhile, to have room
                     continue
                 self._store = None
-                self._failed(error)
+                self._note_failure(error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, timeout=pause)
                 pause = min(2 * pause, longest)
@@ -148,7 +148,7 @@ class Mirror:
         identity = _identity(self.run_folder, name)
         store = self._store = self._store or self._open(self.url, self.run_folder.name)
         folder = self.run_folder / "checkpoints" / name
-        manifest = from_plain(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
+        manifest = from_dict(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
         inside = f"checkpoints/{name}/"
         places = {
             file: store.put(folder / file, inside + file, entry).removeprefix(inside)
@@ -157,7 +157,7 @@ class Mirror:
         for file in OF_THE_RUN:
             if (self.run_folder / file).is_file():
                 store.replace((self.run_folder / file).read_bytes(), file)
-        listed = to_plain(manifest) | {"mirror": self.url}
+        listed = to_dict(manifest) | {"mirror": self.url}
         if elsewhere := {file: place for file, place in places.items() if place != file}:
             listed["places"] = elsewhere
         store.replace(json.dumps(listed, indent=1).encode(), inside + MANIFEST)
@@ -167,7 +167,7 @@ class Mirror:
     def _done(self, name: str, copied: str | None) -> None:
         """Take a checkpoint off the list. *copied*: see _copy; None for one that is gone."""
         if copied and self._failing:
-            self.report(labelled("mirror", f"{self.url} works again"))
+            self.report(log_line("mirror", f"{self.url} works again"))
         with self._changed:
             self._failing = self._failing and not copied
             if self._waiting and self._waiting[0] == name:
@@ -183,14 +183,14 @@ class Mirror:
                     _write_record(self.run_folder, self.url, kept)
             self._changed.notify_all()
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         with self._changed:
             first, self._failing = not self._failing, True
             self._changed.notify_all()
         if first:
-            reason = shown(str(error).strip() or type(error).__name__, 200, plain=True)
+            reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
             self.report(
-                labelled(
+                log_line(
                     "mirror",
                     f"{self.url} cannot be written ({reason}); tried again until it works, and checkpoints "
                     "stay here until they are copied",
@@ -207,7 +207,7 @@ def _identity(run_folder: Path, name: str) -> str | None:
 
 
 def _write_record(run_folder: Path, url: str, safe: dict[str, str]) -> None:
-    write_atomically(run_folder / RECORD, json.dumps(to_plain(Record(url, safe)), indent=1))
+    write_atomically(run_folder / RECORD, json.dumps(to_dict(Record(url, safe)), indent=1))
 
 
 def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], Store] = Store) -> list[str]:
@@ -236,7 +236,7 @@ def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], St
                 return [*notes, f"{name} was fetched from {url}: the run's folder held no checkpoint"]
             notes.append(f"{name} in {url} is not whole ({problem})")
     except Exception as error:
-        reason = shown(str(error).strip() or type(error).__name__, 200, plain=True)
+        reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
         raise UserError(
             f"checkpoint.mirror: {url} cannot be read ({reason}), and {run_folder} holds no checkpoint; try "
             "again when it can, or leave checkpoint.mirror out to begin anew"
@@ -256,15 +256,15 @@ def _fetch(store: Store, name: str, run_folder: Path) -> str | None:
     try:
         values: Mapping[str, Any] = json.loads(text)
         listed = {key: value for key, value in values.items() if key not in ("mirror", "places")}
-        manifest, places = from_plain(Manifest, listed, MANIFEST), values.get("places", {})
+        manifest, places = from_dict(Manifest, listed, MANIFEST), values.get("places", {})
         with atomic_folder(target) as partial:
             for file in manifest.files:  # names inside the folder: Manifest refuses others
                 store.get(f"checkpoints/{name}/{places.get(file, file)}", partial / file)
-            (partial / MANIFEST).write_text(json.dumps(to_plain(manifest), indent=1), encoding="utf-8")
+            (partial / MANIFEST).write_text(json.dumps(to_dict(manifest), indent=1), encoding="utf-8")
             if problem := verify(partial):
                 raise UserError(problem)
     except (UserError, FileNotFoundError, ValueError, AttributeError) as error:
-        return shown(error, 200, plain=True)
+        return quote(error, 200, plain=True)
     return None
 
 

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.checkpoint.finder import STEP
 from pretrain.checkpoint.manifest import Entry
-from pretrain.utils.extras import check_installed
 from pretrain.utils.files import CHUNK_BYTES, open_regular, put_file
+from pretrain.utils.optional_packages import check_installed
 from pretrain.utils.parsing import MOST_BYTES
 
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "file": "fsspec"}
@@ -36,7 +36,7 @@ def check_mirror(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in PROTOCOLS or not (parts.netloc or parts.path.strip("/")):
         raise UserError(
-            f"checkpoint.mirror: {shown(url)} is not valid; give a URL such as s3://bucket/folder, "
+            f"checkpoint.mirror: {quote(url)} is not valid; give a URL such as s3://bucket/folder, "
             "gs://bucket/folder or file:///folder"
         )
     check_installed(PROTOCOLS[parts.scheme], "checkpoint.mirror")

@@ -25,7 +25,7 @@ from pretrain.checkpoint.index import (
 )
 from pretrain.checkpoint.random_state import PREFIX
 from pretrain.checkpoint.source import ParameterGroup
-from pretrain.checkpoint.state import WorldRecord, understood
+from pretrain.checkpoint.state import WorldRecord, explain_damage
 
 # Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
 RELEASE_AFTER = 256 << 20
@@ -47,7 +47,7 @@ class ShardedFiles:
         self, folder: Path, specs: dict[str, ParameterSpec], world: WorldRecord | None = None
     ) -> None:
         self.folder, self.specs = folder, specs
-        with understood(folder / INDEX):
+        with explain_damage(folder / INDEX):
             self._index = read_index(folder)
         self.shards = self._index.tensor_parallel
         ranks = (self._index.ranks, self.shards)
@@ -113,7 +113,7 @@ class ShardedFiles:
     def check(self, part: int, parts: int) -> None:
         for rank in range(part, self._index.ranks, parts):
             path = self.folder / rank_file(rank)
-            with understood(path):
+            with explain_damage(path):
                 for (key, number), least in self._needed.get(rank, {}).items():
                     flat = self._flat(rank, key, number)
                     shape = flat.get_shape()
@@ -124,7 +124,7 @@ class ShardedFiles:
             self.release()
 
     def random_state(self, rank: int) -> dict[str, Tensor]:
-        with understood(self.folder / rank_file(rank)):
+        with explain_damage(self.folder / rank_file(rank)):
             file = self._file(rank)
             return {name: file.get_tensor(name) for name in file.keys() if name.startswith(PREFIX)}  # noqa: SIM118
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from safetensors.torch import load_file
 from torch import Tensor
 
-from model.declared import Count, FromZero, declared, from_plain, to_plain
+from model.declared import NonNegativeFloat, NonNegativeInt, declared, from_dict, to_dict
 from model.errors import UserError
 from pretrain.utils.parsing import read_json
 
@@ -51,7 +51,7 @@ class Decided:
     compile: bool
     fused: Literal["all", "loss", "none"]
     attention: Literal["blocks", "torch"]
-    micro_batch: Count
+    micro_batch: NonNegativeInt
     """Sequences per rank and forward pass."""
 
 
@@ -59,15 +59,15 @@ class Decided:
 class WorldRecord:
     """What a checkpoint's files, and the bits of its numbers, depend on."""
 
-    ranks: Count = 1
-    tensor_parallel: Count = 1
-    stage: Count = 0
+    ranks: NonNegativeInt = 1
+    tensor_parallel: NonNegativeInt = 1
+    stage: NonNegativeInt = 0
     """ZeRO stage."""
     dtype: str = "fp32"
     """bf16 or fp32: what the model computes in."""
     offload: str = "none"
     """Device that the optimizer's state is offloaded to."""
-    threads: Count = 1
+    threads: NonNegativeInt = 1
     """CPU threads per rank."""
     device: str = "cpu"
     versions: dict[str, str] = field(default_factory=dict)
@@ -92,8 +92,8 @@ class _SettingsRead:
     validation: _ValidationRead = field(default_factory=_ValidationRead)
 
 
-def _readable(settings: dict[str, Any]) -> dict[str, Any]:
-    from_plain(_SettingsRead, settings, section="run")
+def _check_readable(settings: dict[str, Any]) -> dict[str, Any]:
+    from_dict(_SettingsRead, settings, section="run")
     return settings
 
 
@@ -101,25 +101,25 @@ def _readable(settings: dict[str, Any]) -> dict[str, Any]:
 class TrainingState:
     """Everything but tensors that a run continues from."""
 
-    step: Count = 0
+    step: NonNegativeInt = 0
     """Optimizer steps attempted so far."""
-    sequences: Count = 0
+    sequences: NonNegativeInt = 0
     """Training sequences consumed so far: where the data continues."""
-    tokens: Count = 0
+    tokens: NonNegativeInt = 0
     """Label tokens seen by all ranks so far."""
-    seconds: FromZero = 0.0
+    seconds: NonNegativeFloat = 0.0
     """Wall-clock seconds spent training, over all sessions."""
-    skipped: Count = 0
+    skipped: NonNegativeInt = 0
     """Updates skipped for a non-finite loss or gradient."""
-    skipped_in_a_row: Count = 0
+    skipped_in_a_row: NonNegativeInt = 0
     """The same, since the last applied update."""
-    spikes: Count = 0
+    spikes: NonNegativeInt = 0
     """Updates skipped for a loss or gradient norm out of line; part of skipped."""
     recent: dict[Literal["losses", "norms"], list[float]] = field(default_factory=dict)
     """Losses and gradient norms that the next one is compared with."""
     pending: list[str] = field(default_factory=list)
     """What was due at this step and not done (validation), because the session was stopped on request."""
-    released: dict[str, Count] = field(default_factory=dict)
+    released: dict[str, NonNegativeInt] = field(default_factory=dict)
     """Learning-rate rules that have been released by maturity, with the step of their release."""
     records: dict[str, Record] = field(default_factory=dict)
     """What hooks have noted, by their name."""
@@ -128,7 +128,7 @@ class TrainingState:
     removed."""
     imported: bool = False
     """Whether the weights of step 0 come from another model."""
-    run: Annotated[dict[str, Any], AfterValidator(_readable)] = field(default_factory=dict)
+    run: Annotated[dict[str, Any], AfterValidator(_check_readable)] = field(default_factory=dict)
     """The RunConfig, what was asked; empty for a model that was made elsewhere."""
     decided: Decided | None = None
     """What followed from it; None for a model that was made elsewhere."""
@@ -144,7 +144,7 @@ class TrainingState:
 
     def to_json(self) -> str:
         """The text of state.json."""
-        return json.dumps(to_plain(self), indent=1)
+        return json.dumps(to_dict(self), indent=1)
 
 
 def read_state(folder: Path) -> TrainingState:
@@ -158,7 +158,7 @@ def read_state(folder: Path) -> TrainingState:
         raise UserError(
             f"checkpoint: {folder} holds no state.json; give one such as runs/NAME/checkpoints/step_000500"
         )
-    return from_plain(TrainingState, read_json(path, "checkpoint"), f"checkpoint: {path}")
+    return from_dict(TrainingState, read_json(path, "checkpoint"), f"checkpoint: {path}")
 
 
 def read_features(folder: Path) -> dict[str, Tensor]:
@@ -168,7 +168,7 @@ def read_features(folder: Path) -> dict[str, Tensor]:
         UserError: the file cannot be read.
     """
     path = folder / FEATURES
-    with understood(path):
+    with explain_damage(path):
         features = load_file(path) if path.is_file() else {}
         for name, tensor in features.items():
             if tensor.dtype != torch.float32:
@@ -177,7 +177,7 @@ def read_features(folder: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def understood(path: Path) -> Iterator[None]:
+def explain_damage(path: Path) -> Iterator[None]:
     """Turn the errors of a damaged or edited checkpoint file into a one-line UserError. Only reading belongs
     inside.
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
-from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claimed, newest_valid
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claim, newest_valid
 from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.manifest import verify, write_manifest
 from pretrain.checkpoint.mirror import Mirror, has_room, restore_lost
@@ -42,7 +42,7 @@ from pretrain.utils.files import (
     sync_tree,
     write_atomically,
 )
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 
 class _UnderWay(NamedTuple):
@@ -95,7 +95,7 @@ class CheckpointStore:
         mirror = self.config.mirror
         if mirror is None:
             return []
-        return self.world.once(lambda: [] if self.steps() else restore_lost(mirror, self.run_folder))
+        return self.world.on_rank_zero(lambda: [] if self.steps() else restore_lost(mirror, self.run_folder))
 
     def start_mirror(self, report: Callable[[str], object]) -> None:
         """Copy to the mirror what earlier sessions have not, and from now on every checkpoint."""
@@ -221,7 +221,7 @@ class CheckpointStore:
         folder = newest_valid(
             self.run_folder,
             self.world.broadcast(self.steps()),
-            lambda folder: self.world.agree(verify(folder, self.world.rank, self.world.size)),
+            lambda folder: self.world.first_problem(verify(folder, self.world.rank, self.world.size)),
             lambda folder, problem: notes.append(f"checkpoint {folder.name} is damaged ({problem})"),
         )
         if folder is not None:
@@ -273,7 +273,7 @@ class CheckpointStore:
         return None
 
     def _stop_on(self, problem: str | None, partial: Path | None, section: str = "checkpoint") -> None:
-        problem = self.world.agree(problem)
+        problem = self.world.first_problem(problem)
         if problem is None:
             return
         if self.world.is_main and partial is not None:
@@ -299,7 +299,7 @@ class CheckpointStore:
                 continue
             if step in steps and not self._may_go(step, steps[-2:]):
                 continue
-            with claimed(self.path(step)) as free:
+            with claim(self.path(step)) as free:
                 if free:  # one that is being read goes with a later checkpoint
                     remove(self.path(step))
 
@@ -311,7 +311,7 @@ class CheckpointStore:
         if step in newest or has_room(self.folder, self.config.mirror_reserve * 2**30):
             return False
         self._mirror.report(
-            labelled(
+            log_line(
                 "mirror",
                 f"{path.name} is deleted before it was copied: less than {self.config.mirror_reserve:g} GiB "
                 "are left here (checkpoint.mirror_reserve)",

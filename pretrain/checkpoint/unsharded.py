@@ -22,7 +22,7 @@ from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.index import MASTERS, TENSORS_FOLDER
 from pretrain.checkpoint.sharded_files import ShardedFiles
 from pretrain.checkpoint.source import Source
-from pretrain.checkpoint.state import TrainingState, read_state, understood
+from pretrain.checkpoint.state import TrainingState, explain_damage, read_state
 from pretrain.optim.muon import MOMENTS
 
 
@@ -54,7 +54,7 @@ class UnshardedCheckpoint:
         """
         folder = Path(folder)
         state = read_state(folder)
-        with understood(folder):
+        with explain_damage(folder):
             specs = parameter_specs(ModelConfig.from_json(state.model))
             source = ShardedFiles(folder / TENSORS_FOLDER, specs, state.world)
         _check_names(folder, set(source.names()), set(specs))
@@ -82,12 +82,12 @@ class UnshardedCheckpoint:
 
     def step(self, name: str) -> int:
         """Updates that Adam has applied to a parameter."""
-        with understood(self.folder):
+        with explain_damage(self.folder):
             return self._source.step(name)
 
     def tensor(self, name: str, key: str) -> Tensor:
         """One tensor of a parameter: ``fp32`` (its weight), ``exp_avg`` or ``exp_avg_sq``."""
-        with understood(self.folder):
+        with explain_damage(self.folder):
             return self._source.tensor(name, key)
 
     def holds_shard(self, name: str, count: int) -> bool:
@@ -101,7 +101,7 @@ class UnshardedCheckpoint:
         Args:
             shard: the tensor-parallel rank.
         """
-        with understood(self.folder):
+        with explain_damage(self.folder):
             self._source.read_shard(name, key, shard, start, out)
 
     def random_state(self, rank: int) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ class UnshardedCheckpoint:
 
     def check(self, part: int = 0, parts: int = 1) -> None:
         """See Source.check."""
-        with understood(self.folder):
+        with explain_damage(self.folder):
             self._source.check(part, parts)
 
     def release(self) -> None:

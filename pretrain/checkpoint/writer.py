@@ -20,7 +20,7 @@ from torch import Tensor
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.index import HYPERPARAMETERS, MASTERS, Group, Index, Parameter, flat_name
 from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
-from pretrain.optim.muon import moments_of
+from pretrain.optim.muon import name_moments
 from pretrain.utils.files import CHUNK_BYTES
 
 DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.uint8: "U8"}
@@ -33,7 +33,7 @@ def engine_tensors(engine: Any) -> dict[str, Tensor]:
     tensors = {}
     for number, flat in enumerate(engine_flats(engine)):
         tensors[flat_name(MASTERS, number)] = flat.master.data
-        for key in moments_of(flat.group):
+        for key in name_moments(flat.group):
             moment = states.get(flat.master, {}).get(key)
             # There is none before the first update.
             tensors[flat_name(key, number)] = torch.zeros_like(flat.master.data) if moment is None else moment
@@ -51,7 +51,7 @@ def engine_index(engine: Any, specs: Mapping[str, ParameterSpec]) -> Index:
     groups, parameters, ranks = {}, {}, t
     for number, flat in enumerate(engine_flats(engine)):
         settings = {key: flat.group[key] for key in HYPERPARAMETERS}
-        kind, moments = flat.group.get("kind", "adamw"), list(moments_of(flat.group))
+        kind, moments = flat.group.get("kind", "adamw"), list(name_moments(flat.group))
         groups[flat.group["name"]] = Group(**settings, moments=moments, kind=kind)
         step, ranks = int(states.get(flat.master, {}).get("step", 0)), flat.ranks * t
         for name, pieces in flat.all_pieces.items():

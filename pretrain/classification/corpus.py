@@ -1,6 +1,6 @@
 """Makes a labelled corpus, a corpus folder whose documents have classes.
 
-Besides what pretrain/data/making/make.py writes there are training_labels.npy and validation_labels.npy, the
+Besides what pretrain/prepare/make.py writes there are training_labels.npy and validation_labels.npy, the
 class of each document, and in meta.json the names of the classes. Examples are held in memory: a
 classification task has thousands of them, and not billions of tokens.
 """
@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, quote, suggest
 from pretrain.classification.sources import Example, builtin_examples, class_names
 from pretrain.data.indexed import IndexedWriter, token_dtype
-from pretrain.data.making.assemble import SPLITS, entries
-from pretrain.data.making.long_texts import encode_documents
-from pretrain.data.making.make import check_vocabulary, new_folder, to_be_made, tokenizer_request
-from pretrain.data.making.progress import Report, silent
-from pretrain.data.making.round_trip import check_round_trip
-from pretrain.data.making.train_tokenizer import training_request
 from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, FileEntry, TokenizerEntry
-from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.source import Document
 from pretrain.data.tokenizer import END_OF_DOCUMENT, HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer
+from pretrain.prepare.assemble import SPLITS, entries
+from pretrain.prepare.long_texts import encode_documents
+from pretrain.prepare.make import check_vocabulary, claim_corpus, new_folder, tokenizer_request
+from pretrain.prepare.progress import Report, report_nothing
+from pretrain.prepare.round_trip import check_round_trip
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
+from pretrain.prepare.sources.text_source import Document
+from pretrain.prepare.train_tokenizer import training_request
 from pretrain.utils.files import file_entry
 
 CHARACTERS = "characters"
@@ -60,7 +60,7 @@ def prepare_labelled(
     out: Path,
     task: Task,
     tokenizer: Tokenizer | int | None,
-    report: Report = silent,
+    report: Report = report_nothing,
     lossy_tokenizer: bool = False,
 ) -> Path:
     """Write the labelled corpus *out*, and return it. A folder that holds this very corpus is left alone.
@@ -82,8 +82,8 @@ def prepare_labelled(
     for example in task.validation:
         if example.label not in known:
             raise UserError(
-                f"labelled: the label {shown(example.label)} occurs in validation, and never in training; "
-                f"valid: {', '.join(classes[:20])}{closest(example.label, classes)}"
+                f"labelled: the label {quote(example.label)} occurs in validation, and never in training; "
+                f"valid: {', '.join(classes[:20])}{suggest(example.label, classes)}"
             )
     digests = {name: _digest(examples) for name, examples in splits.items()}
     request = {
@@ -97,7 +97,7 @@ def prepare_labelled(
             named = (f"{name} example {number}" for number in itertools.count())
             texts = (example.text for example in examples)
             check_round_trip(tokenizer, map(Document, named, texts))
-    with to_be_made(out, request, report) as to_do:
+    with claim_corpus(out, request, report) as to_do:
         if not to_do:
             return out
         made = _tokenizer(tokenizer, [example.text for example in task.training], report)
@@ -107,7 +107,7 @@ def prepare_labelled(
                 source=task.source,
                 content_hash=hashlib.sha256(json.dumps([digests, classes]).encode()).hexdigest(),
                 classes=classes,
-                tokenizer=TokenizerEntry.of(made),
+                tokenizer=TokenizerEntry.from_tokenizer(made),
                 dtype=token_dtype(made.vocab_size).name,
                 split=task.split,
                 skipped={},
@@ -172,7 +172,7 @@ def _write(
 
 
 def prepare_builtin_labelled(
-    data_root: str | Path, vocabulary: int = VOCABULARY, report: Report = silent
+    data_root: str | Path, vocabulary: int = VOCABULARY, report: Report = report_nothing
 ) -> Path:
     """The built-in classification task (see builtin_examples), made once: ``DATA_ROOT/packages-HASH``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pretrain.classification.examples import LabelledSequences, classes_of
+from pretrain.classification.examples import LabelledSequences, read_classes
 from pretrain.run.data import RunData
 
 
@@ -17,7 +17,7 @@ class LabelledData(RunData):
 
     def model_fields(self) -> dict[str, Any]:
         """The vocabulary, and the number of classes. UserError if the corpus has no labels."""
-        return super().model_fields() | {"classes": len(classes_of(self.corpora[0][0]))}
+        return super().model_fields() | {"classes": len(read_classes(self.corpora[0][0]))}
 
     def training_sequences(self, context_length: int, seed: int) -> Any:
         """The run's endless stream of examples."""

@@ -40,7 +40,7 @@ class Examples:
         Raises:
             UserError: the corpus has no labels, or others than its documents need.
         """
-        classes = classes_of(corpus)
+        classes = read_classes(corpus)
         path = labels_file(corpus.folder, split)
         stream: IndexedTokens = getattr(corpus, split)
         try:
@@ -76,7 +76,7 @@ class Examples:
         return inputs, labels
 
 
-def classes_of(corpus: Corpus) -> list[str]:
+def read_classes(corpus: Corpus) -> list[str]:
     """The names of the corpus's classes. UserError if it has no labels."""
     classes = corpus.meta.classes
     if classes is None or len(classes) < 2:
@@ -128,7 +128,7 @@ class LabelledSequences:
         )
         cut = f", {longer:,} of them cut to {self.context_length} tokens" * bool(longer)
         return (
-            f"{corpus.name}: {len(classes_of(corpus))} classes, {len(self.examples):,} training examples, "
+            f"{corpus.name}: {len(read_classes(corpus))} classes, {len(self.examples):,} training examples, "
             f"{stream.num_tokens:,} tokens{cut}"
         )
 

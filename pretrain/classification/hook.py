@@ -10,7 +10,7 @@ from pretrain.classification.accuracy import Accuracy, AccuracyResult
 from pretrain.classification.examples import held_out_examples
 from pretrain.run.hooks import HookResult, IntervalHook
 from pretrain.run.session import Session
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 
 class AccuracyHook(IntervalHook):
@@ -22,7 +22,9 @@ class AccuracyHook(IntervalHook):
     def __init__(self, session: Session) -> None:
         run, T = session.run, session.model_config.context_length
         corpus = session.data.corpora[0][0]
-        inputs, labels = session.world.once(lambda: held_out_examples(corpus, T, run.validation.sequences))
+        inputs, labels = session.world.on_rank_zero(
+            lambda: held_out_examples(corpus, T, run.validation.sequences)
+        )
         self._accuracy = Accuracy(inputs, labels, session.batch.micro_batch, session.world)
         super().__init__(run.validation.every, run.steps)
         self.result: AccuracyResult | None = None
@@ -33,17 +35,17 @@ class AccuracyHook(IntervalHook):
         self.result = self._accuracy.run(engine)
         return HookResult({"val_loss": self.result.loss, "val_accuracy": self.result.accuracy})
 
-    def closing(self, session: Session) -> list[str]:
+    def summarize(self, session: Session) -> list[str]:
         """The newest result, and what naming one class reaches."""
         result = self.result
         if result is None:
             return []
         return [
-            labelled(
+            log_line(
                 "result",
                 f"accuracy {result.accuracy:.2%}, validation loss {result.loss:.4f} nats per example",
             ),
-            labelled(
+            log_line(
                 "compare",
                 f"always the most frequent class: accuracy {result.most_frequent:.2%} of the same "
                 f"{result.examples:,} examples",

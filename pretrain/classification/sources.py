@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from model.errors import UserError, closest, printable, shown
-from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.reading import (
+from model.errors import UserError, escape_controls, quote, suggest
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
+from pretrain.prepare.sources.streams import (
     COMPRESSED,
     DAMAGE,
     MAX_DOCUMENT_BYTES,
-    beyond_limits,
     check_text,
+    make_limit_error,
     open_stream,
     parse_json,
 )
@@ -73,18 +73,18 @@ def read_examples(
     Raises:
         UserError: no such file, another kind of file, no such column, a line that does not fit, no example.
     """
-    read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "fasta": _read_fasta}[kind_of(path)]
+    read = {"tsv": _read_tsv, "jsonl": _read_json_lines, "fasta": _read_fasta}[detect_kind(path)]
     try:
         with open_stream(path) as raw:
             lines = _lines(path, io.TextIOWrapper(raw, "utf-8-sig", newline=None))
             records = read(path, lines)
-            examples = list(_chosen(path, records, text_column, label_column or LABEL_COLUMN))
+            examples = list(_choose_columns(path, records, text_column, label_column or LABEL_COLUMN))
     except FileNotFoundError:
         raise UserError(f"labelled: {str(path)!r} does not exist; give a file of labelled examples") from None
     except UserError:
         raise
     except (*DAMAGE, csv.Error) as error:
-        if limit := beyond_limits(path, error, "labelled"):
+        if limit := make_limit_error(path, error, "labelled"):
             raise limit from None
         reason = " ".join(str(error).split())[:120]
         raise UserError(f"labelled: {str(path)!r} cannot be read ({reason})") from None
@@ -93,7 +93,7 @@ def read_examples(
     return examples
 
 
-def kind_of(path: Path) -> str:
+def detect_kind(path: Path) -> str:
     """tsv, jsonl or fasta, by the ending. UserError for any other."""
     name = path.name.lower()
     for ending in COMPRESSED:
@@ -172,7 +172,7 @@ def _read_fasta(path: Path, lines: Iterator[str]) -> Iterator[Record]:
         number += len(sequence)
 
 
-def _chosen(
+def _choose_columns(
     path: Path, records: Iterable[Record], text_column: str | None, label_column: str
 ) -> Iterator[Example]:
     """The text and label of each record."""
@@ -183,18 +183,18 @@ def _chosen(
             if name not in record:
                 raise UserError(
                     f"{option}: {where} has no {name!r}; valid: --{option} with one of "
-                    f"{', '.join(map(str, record))}{closest(name, record)}"
+                    f"{', '.join(map(str, record))}{suggest(name, record)}"
                 )
         text, label = record[text_name], record[label_column]
         problem = check_text(text, MAX_DOCUMENT_BYTES)[1]
         if not isinstance(text, str) or problem:
             raise UserError(
-                f"labelled: {where} has the text {shown(text)} ({problem}); give text that is not empty, "
+                f"labelled: {where} has the text {quote(text)} ({problem}); give text that is not empty, "
                 f"without NUL, of at most {MAX_DOCUMENT_BYTES:,} bytes"
             )
         word = str(label).strip()
-        if not (isinstance(label, str | int) and word and printable(word) == word):
-            raise UserError(f"labelled: {where} has the label {shown(label)}; give a word or an integer")
+        if not (isinstance(label, str | int) and word and escape_controls(word) == word):
+            raise UserError(f"labelled: {where} has the label {quote(label)}; give a word or an integer")
         yield Example(text, word)
 
 

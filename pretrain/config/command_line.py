@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import docstring_parser
 
-from model.errors import UserError, shown
-from pretrain.config.names import OTHER_NAMES, suggestion
+from model.errors import UserError, quote
+from pretrain.config.flag_aliases import OTHER_NAMES, suggest_flag
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 from pretrain.config.sources import (
     FLAGS,
@@ -118,7 +118,7 @@ class CommandParser(argparse.ArgumentParser):
     """An argparse parser that raises UserError for bad arguments, as for every other bad input."""
 
     other_names: Mapping[str, str] = {"version": OTHER_NAMES["version"]}
-    """What to give in place of flags that other programs have; see pretrain.config.names."""
+    """What to give in place of flags that other programs have; see pretrain.config.flag_aliases."""
     may_be_empty: Container[str] = ()
     """Arguments whose value may be an empty text."""
 
@@ -130,7 +130,7 @@ class CommandParser(argparse.ArgumentParser):
             if not text.strip() and action.dest not in self.may_be_empty:
                 raise UserError(f"{name}: {text!r} is empty; give a value, or leave it out")
             if not text.isprintable() and text != text.encode(errors="ignore").decode():
-                raise UserError(f"{name}: {shown(text)} is not UTF-8 text; give a name that is")
+                raise UserError(f"{name}: {quote(text)} is not UTF-8 text; give a name that is")
         return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
@@ -140,10 +140,10 @@ class CommandParser(argparse.ArgumentParser):
             if having := [name for name, parser in self._commands().items() if flag in parser._flags()]:
                 message = f"{flag}: not a flag of this command, but of {' and '.join(map(repr, having))}"
             else:
-                message = f"{flag}: unknown flag{suggestion(flag, self._flags(), self.other_names)}"
+                message = f"{flag}: unknown flag{suggest_flag(flag, self._flags(), self.other_names)}"
         elif message.startswith(unknown):
             given = message.removeprefix(unknown)
-            message = f"{shown(given, plain=bool(given.strip()))}: not expected here"
+            message = f"{quote(given, plain=bool(given.strip()))}: not expected here"
         raise UserError(message)
 
     def _commands(self) -> dict[str, CommandParser]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from model.config import ModelConfig
-from model.declared import Count, FromZero, Positive, PositiveNumber, declared
+from model.declared import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, declared
 from model.errors import UserError
 from model.heads import HeadSchedule, format_heads, normalize_heads, parse_heads
 
@@ -39,36 +39,36 @@ class GrowthConfig:
     residual directional energy exceeds a threshold. gradient: at every check the layer where a new head would
     have the largest gradient. random: at every check a layer by chance. schedule: given steps and head
     counts."""
-    start: Positive = 1
+    start: PositiveInt = 1
     """Heads of every layer at step 0."""
-    maximum: Positive | None = None
+    maximum: PositiveInt | None = None
     """Most heads of a layer; the largest head count of the model's own schedule when not given."""
-    budget: Positive | None = None
+    budget: PositiveInt | None = None
     """Most heads of all layers together; no limit when not given. Where several layers grow at once and it is
     too small for all, those that ask most (incrt) or come first get theirs."""
-    head_dim: Positive | None = None
+    head_dim: PositiveInt | None = None
     """Width of every head; the smallest of the model's own schedule when not given."""
-    interval: PositiveNumber = 0.02
+    interval: PositiveFloat = 0.02
     """Steps (or fraction of the run, and 24 steps at least; gradient: 60) between two checks."""
-    until: PositiveNumber = 0.9
+    until: PositiveFloat = 0.9
     """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
     new_heads: Literal["captured", "random"] = "captured"
     """q and k of a new head: along the direction that was found and its partner, or drawn as at step 0."""
-    calibration: Positive = 4
+    calibration: PositiveInt = 4
     """Checks from which a layer's thresholds are taken. Decisions begin with the last of them; with
     grow_above incrt decides from the first check on."""
-    grow_share: PositiveNumber = 0.1
+    grow_share: PositiveFloat = 0.1
     """incrt: a layer grows above this share of the median of its residual energy over the calibration."""
     prune_share: ShareBelowOne = 0.01
     """incrt: a head is pruned below this share of the threshold for growth; 0 prunes none."""
-    grow_above: PositiveNumber | None = None
+    grow_above: PositiveFloat | None = None
     """incrt: threshold of growth for all layers, in place of grow_share."""
-    prune_below: FromZero | None = None
+    prune_below: NonNegativeFloat | None = None
     """incrt: threshold of pruning for all heads, in place of prune_share; the layer's threshold for growth at
     most."""
-    dwell: Count = 1
+    dwell: NonNegativeInt = 1
     """incrt: checks that a layer waits after it has grown or was pruned."""
-    patience: Positive = 5
+    patience: PositiveInt = 5
     """Checks in a row in which a head must be below the threshold before it is pruned."""
     average: ShareBelowOne = 0.5
     """Weight of the past in the running average of the second moment, from one check to the next."""

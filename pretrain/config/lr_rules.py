@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from model.declared import FromZero, PositiveNumber, declared, from_plain
-from model.errors import UserError, closest, shown
+from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict
+from model.errors import UserError, quote, suggest
 
 if TYPE_CHECKING:
     from model.parameters import ParameterRole
@@ -55,23 +55,23 @@ class LearningRateRule:
     """q, k, v, o, ffn, norm, embedding (tokens and positions), output (an untied head), or patterns of full
     parameter names such as ``layers.*.attention.q.weight``. A part means its matrices; norm its weights and
     biases."""
-    scale: FromZero
+    scale: NonNegativeFloat
     """Factor of the base learning rate while the rule holds; 0 if it freezes its parameters."""
     layers: Annotated[tuple[int | str, ...], Field(min_length=1)] = ("all",)
     """all; upper_half (2 l >= L, l from 0) or lower_half; layers and ranges with both ends: ``6-11``, ``[0,
     2, 6-11]``. Only all includes what lies outside the layers: embeddings, the final norm, the output
     head."""
-    hold: FromZero | None = None
+    hold: NonNegativeFloat | None = None
     """How long it holds; to the end of the run when not given. With ``release: maturity`` the shortest
     time."""
-    ramp: FromZero = 0.0
+    ramp: NonNegativeFloat = 0.0
     """Length over which the factor then returns to 1, in equal steps; 0 is at once."""
     release: Literal["hold", "maturity"] = "hold"
     """hold: after the hold. maturity: when the lower half of the layers has settled
     (diagnostics/maturity.py)."""
-    latest: FromZero | None = None
+    latest: NonNegativeFloat | None = None
     """With another release than hold: when it is forced (12 % of the run; arXiv 2605.10504)."""
-    depth_decay: PositiveNumber = 1.0
+    depth_decay: PositiveFloat = 1.0
     """Geometric decay by depth: the factor is scale x depth_decay^i in the i-th layer above the rule's lowest
     one."""
     freeze: bool = False
@@ -90,9 +90,9 @@ class LearningRateRule:
             raise UserError(f"lr_rules.name: {BASE!r} is what matches no rule; give another name")
         for entry in self.parameters:
             if entry not in PARTS and not set(entry) & set("*?[."):
-                hint = closest(entry, PARTS) or f"; valid are {', '.join(PARTS)}"
+                hint = suggest(entry, PARTS) or f"; valid are {', '.join(PARTS)}"
                 raise UserError(
-                    f"{where}.parameters: {shown(entry)} is unknown{hint}, or a pattern such as "
+                    f"{where}.parameters: {quote(entry)} is unknown{hint}, or a pattern such as "
                     "*.attention.q.*"
                 )
         for layer in self.layers:
@@ -100,7 +100,7 @@ class LearningRateRule:
                 first, last = _range(layer, where)
                 if last < first:
                     raise UserError(
-                        f"{where}.layers: {shown(layer)} ends before it begins; write {last}-{first}"
+                        f"{where}.layers: {quote(layer)} ends before it begins; write {last}-{first}"
                     )
         self._check_factor(where)
         if self.release == "hold" and self.latest is not None:
@@ -165,7 +165,7 @@ def parse_rules(entries: Sequence[Any]) -> tuple[LearningRateRule, ...]:
     names = [rule.name for rule in rules]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"lr_rules: two rules are called {shown(name)}; give each its own name")
+            raise UserError(f"lr_rules: two rules are called {quote(name)}; give each its own name")
     return tuple(rules)
 
 
@@ -185,7 +185,8 @@ def match_rules(
         if not matching:
             parts = ", ".join(sorted({role.part for role in roles.values()}))
             raise UserError(
-                f"lr_rules.{rule.name}: parameters {_shown(rule.parameters)} in layers {_shown(rule.layers)} "
+                f"lr_rules.{rule.name}: parameters {_join_entries(rule.parameters)} in layers "
+                f"{_join_entries(rule.layers)} "
                 f"of {num_layers} match nothing; the model has {parts}; its first parameter is called "
                 f"{next(iter(roles))}"
             )
@@ -215,12 +216,12 @@ def _parse_rule(entry: Any, index: int) -> LearningRateRule:
         return entry
     if isinstance(entry, str):
         if entry not in NAMED_RULES:
-            hint = closest(entry, NAMED_RULES) or f"; known are {', '.join(NAMED_RULES)}"
-            raise UserError(f"{where}: there is no rule called {shown(entry)}{hint}, or write a mapping")
+            hint = suggest(entry, NAMED_RULES) or f"; known are {', '.join(NAMED_RULES)}"
+            raise UserError(f"{where}: there is no rule called {quote(entry)}{hint}, or write a mapping")
         entry = {"name": entry, **NAMED_RULES[entry]}
     if not isinstance(entry, Mapping):
         raise UserError(
-            f"{where}: {shown(entry)} is not a rule; write a mapping with name, parameters, layers and scale"
+            f"{where}: {quote(entry)} is not a rule; write a mapping with name, parameters, layers and scale"
         )
     values = {key: value for key, value in entry.items() if value is not None}
     name = values.get("name")
@@ -239,19 +240,19 @@ def _parse_rule(entry: Any, index: int) -> LearningRateRule:
         values.setdefault("scale", 1.0)
     if "scale" not in values:
         raise UserError(f"{section}.scale: missing; give a factor of the learning rate, or freeze: true")
-    return from_plain(LearningRateRule, values, section=section)
+    return from_dict(LearningRateRule, values, section=section)
 
 
 def _range(entry: int | str, where: str) -> tuple[int, int]:
     """The first and the last layer of an entry of ``layers``."""
     if not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", str(entry)):
         raise UserError(
-            f"{where}.layers: {shown(entry)} is not valid; give {', '.join(LAYER_WORDS)}, a layer, a range "
+            f"{where}.layers: {quote(entry)} is not valid; give {', '.join(LAYER_WORDS)}, a layer, a range "
             "such as 6-11, or a list of them"
         )
     first, _, last = str(entry).partition("-")
     return int(first), int(last or first)
 
 
-def _shown(entries: Iterable[int | str]) -> str:
+def _join_entries(entries: Iterable[int | str]) -> str:
     return ", ".join(str(entry) for entry in entries)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from model.presets import preset
-from pretrain.config.names import suggestion
+from pretrain.config.flag_aliases import suggest_flag
 from pretrain.utils.parsing import read_json
 
 
-def named_model(name: str) -> ModelConfig:
+def load_named_model(name: str) -> ModelConfig:
     """A preset, or the configuration in a ``.json`` file. Raises UserError for an unknown name and a bad
     file."""
     if not name.endswith(".json"):
@@ -31,5 +31,5 @@ def check_names(values: Mapping[str, Any], where: str, also: Sequence[str] = ())
     known = [f"--architecture.{name}" for name in (*(field.name for field in fields(ModelConfig)), *also)]
     for name in values:
         if f"--architecture.{name}" not in known:
-            hint = suggestion(str(name), known).replace("--architecture.", "").replace("--", "")
-            raise UserError(f"{where}{shown(name, plain=True)}: unknown{hint}")
+            hint = suggest_flag(str(name), known).replace("--architecture.", "").replace("--", "")
+            raise UserError(f"{where}{quote(name, plain=True)}: unknown{hint}")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from model.declared import explained
+from model.declared import explain_error
 from pretrain.config.command_line import CommandParser, documentation
 
 C = TypeVar("C")
@@ -61,4 +61,4 @@ def parse_options(
     try:
         return TypeAdapter(kind).validate_python(given, strict=False)
     except ValidationError as error:
-        raise explained(error, names=[field.name for field in fields]) from None
+        raise explain_error(error, names=[field.name for field in fields]) from None

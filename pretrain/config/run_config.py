@@ -20,13 +20,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from model.config import SCHEDULES, ModelConfig, Size
-from model.declared import Count, FromZero, Positive, declared, from_plain, to_plain
-from model.errors import UserError, shown
+from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared, from_dict, to_dict
+from model.errors import UserError, quote
 from model.heads import HeadSchedule, normalize_heads, parse_heads, parse_schedule
 from pretrain.config.growth import GrowthConfig
 from pretrain.config.lengths import step_of_run
 from pretrain.config.lr_rules import LearningRateRule, parse_rules
-from pretrain.config.model_file import check_names, named_model
+from pretrain.config.model_file import check_names, load_named_model
 from pretrain.config.sections import (
     CheckpointConfig,
     DiagnosticsConfig,
@@ -62,7 +62,7 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if name in SCHEDULES and isinstance(value, str):
             value = parse_schedule(value, f"architecture.{name}")
-        checked[name] = to_plain(from_plain(_ARCHITECTURE[name], value, section=f"architecture.{name}"))
+        checked[name] = to_dict(from_dict(_ARCHITECTURE[name], value, section=f"architecture.{name}"))
     return checked
 
 
@@ -116,15 +116,15 @@ class RunConfig:
     Corpus folders bring their own, and another is refused."""
     data_root: str = "data"
     """Where the built-in corpus is written, once."""
-    vocab_size: Positive = 4096
+    vocab_size: PositiveInt = 4096
     """Entries of the tokenizer that is trained for the built-in text; prepared corpora bring their own."""
-    seed: Count = 1
+    seed: NonNegativeInt = 1
     """Seeds the weights and the order of the data."""
-    steps: Positive = 1000
+    steps: PositiveInt = 1000
     """Optimizer steps in the whole run."""
-    global_batch_tokens: Positive = 262144
+    global_batch_tokens: PositiveInt = 262144
     """Tokens per optimizer step over all ranks; a multiple of the context length."""
-    micro_batch: Positive | None = None
+    micro_batch: PositiveInt | None = None
     """Sequences per rank and forward pass; chosen from the device's memory when not given."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     muon: MuonConfig = field(default_factory=MuonConfig)
@@ -137,7 +137,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     growth: GrowthConfig = field(default_factory=GrowthConfig)
     """Heads that are added and pruned while the model trains. See docs/growth.md."""
-    diagnostics_every: Count = 250
+    diagnostics_every: NonNegativeInt = 250
     """Steps between measurements of attention, residual writes and the movement of weights; 0 turns them
     off."""
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
@@ -147,7 +147,7 @@ class RunConfig:
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
-    tensor_parallel: Positive = 1
+    tensor_parallel: PositiveInt = 1
     """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's
     widths."""
     sequence_parallel: bool = False
@@ -159,7 +159,7 @@ class RunConfig:
     """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on
     GPUs, and on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"
-    """Which products are fused. loss: the output head and the loss, where tensor_parallel is 1, which saves
+    """Which products are fused. loss: the LM head and the loss, where tensor_parallel is 1, which saves
     the memory of the logits. all: also q, k and v, and gate and up, not at ZeRO stage 3. none: each by
     itself. auto: all where a GPU's model is compiled, else loss. Only rounding changes; what a run began with
     is kept when it is resumed."""
@@ -167,15 +167,15 @@ class RunConfig:
     """How attention is computed. torch: by torch's kernels. blocks: by products over blocks of queries, which
     is faster on a CPU in bf16, and rounds more. auto: blocks there up to 512 tokens, else torch. What a run
     began with is kept when it is resumed."""
-    threads: Positive | None = None
+    threads: PositiveInt | None = None
     """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is
     resumed."""
     deterministic: bool = False
     """Ask torch for deterministic kernels (CUDA; CPU kernels are deterministic already)."""
-    max_skipped_steps: Positive = 10
+    max_skipped_steps: PositiveInt = 10
     """Consecutive updates skipped for a non-finite loss or gradient, or as spikes, after which the run
     stops."""
-    skip_spikes: FromZero = 0.0
+    skip_spikes: NonNegativeFloat = 0.0
     """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps
     (OLMo: 6); 0 skips none."""
     profile: str | None = None
@@ -213,7 +213,7 @@ class RunConfig:
         for hook in self.hooks:
             if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", hook):
                 raise UserError(
-                    f"hooks: {shown(hook)} is not valid; give module:class, such as my_module:MyHook"
+                    f"hooks: {quote(hook)} is not valid; give module:class, such as my_module:MyHook"
                 )
         for field_name, folder_name in (("name", self.name), ("recipe", self.recipe)):
             if folder_name is not None and not is_folder_name(folder_name):
@@ -247,7 +247,7 @@ class RunConfig:
         first, last = (int(found[1]), int(found[2])) if found else (0, 0)
         if not 1 <= first <= last <= self.steps:
             raise UserError(
-                f"profile: {shown(self.profile)} is not valid; give FIRST:LAST, steps of the run from 1 to "
+                f"profile: {quote(self.profile)} is not valid; give FIRST:LAST, steps of the run from 1 to "
                 f"{self.steps:,}, such as 10:12"
             )
         return first, last
@@ -299,7 +299,7 @@ class RunConfig:
             UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit
                 together.
         """
-        base = _named_or_trained(self.model)
+        base = _load_base_model(self.model)
         architecture = dict(self.architecture)
         layers = architecture.pop(NUM_LAYERS, base.num_layers)
         values = base.to_json() | architecture | {"heads": self._heads(base, layers), "classes": None}
@@ -347,7 +347,7 @@ def _tuples_as_lists(value: Any) -> Any:
     return [_tuples_as_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _named_or_trained(name: str) -> ModelConfig:
+def _load_base_model(name: str) -> ModelConfig:
     """The model of a preset or a file, or the one that the run in a folder has now.
 
     Raises:
@@ -355,7 +355,7 @@ def _named_or_trained(name: str) -> ModelConfig:
     """
     folder = Path(name)
     if not os.path.isdir(name):  # noqa: PTH112 — no error for a name that is too long
-        return named_model(name)
+        return load_named_model(name)
     hint = "give the folder of a run that has a checkpoint, such as runs/NAME"
     try:
         newest = read_regular(folder / "latest", 1000).decode("utf-8").strip()
@@ -367,7 +367,7 @@ def _named_or_trained(name: str) -> ModelConfig:
     return ModelConfig.from_json(state.get("model", {}))
 
 
-def group_and_seed(name: str) -> tuple[str, str]:
+def split_run_name(name: str) -> tuple[str, str]:
     """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own
     group."""
     match = re.fullmatch(r"(.+?)[-_]?s(\d+)", name)

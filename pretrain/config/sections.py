@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model.declared import Count, FromZero, Positive, PositiveNumber, Share, declared
+from model.declared import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    declared,
+)
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -19,22 +26,22 @@ class OptimizerConfig:
     """AdamW, decoupled weight decay (Loshchilov & Hutter 2019), alone or beside Muon."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """muon: Muon for the matrices of the blocks; AdamW for embeddings, output head, norms and biases."""
+    """muon: Muon for the matrices of the blocks; AdamW for embeddings, LM head, norms and biases."""
     reset: bool = False
     """Lets a run change kind where it continues: the weights stay, the optimizer begins anew. Without effect
     while the kind stays."""
-    learning_rate: PositiveNumber = 6.0e-4
+    learning_rate: PositiveFloat = 6.0e-4
     """Peak learning rate, reached at the end of the warmup."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay rates of the first and second moment."""
-    eps: PositiveNumber = 1.0e-8
+    eps: PositiveFloat = 1.0e-8
     """Added to the root of the second moment."""
-    weight_decay: FromZero = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Decay of matrices (and embeddings, see decay_embeddings); never of norms and biases. Scaled by the
     rate."""
     decay_embeddings: bool = False
     """Whether token and position embeddings are decayed too (the Prism paper does not say)."""
-    gradient_clipping: FromZero = 1.0
+    gradient_clipping: NonNegativeFloat = 1.0
     """Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping off."""
 
 
@@ -54,7 +61,7 @@ class MuonConfig:
     """Decay rate of the momentum."""
     nesterov: bool = True
     """Whether the newest gradient counts once more."""
-    learning_rate: PositiveNumber | None = None
+    learning_rate: PositiveFloat | None = None
     """Peak learning rate of these matrices; optimizer.learning_rate when not given."""
 
 
@@ -65,12 +72,12 @@ class ScheduleConfig:
     kind: Literal["cosine", "linear", "wsd"] = "cosine"
     """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable,
     then a linear decay."""
-    warmup: FromZero = 0.025
+    warmup: NonNegativeFloat = 0.025
     """Linear warmup, as a fraction of the run (below 1) or in steps."""
-    decay: FromZero = 0.2
+    decay: NonNegativeFloat = 0.2
     """Length of the final decay of wsd, as a fraction of the run (below 1) or in steps; the others ignore
     it."""
-    minimum: Share = 0.1
+    minimum: UnitInterval = 0.1
     """Final learning rate as a fraction of the peak (the Prism paper does not state it; 0.1 is nanoGPT's)."""
 
 
@@ -78,9 +85,9 @@ class ScheduleConfig:
 class ValidationConfig:
     """Loss on a fixed set of held-out windows."""
 
-    every: Count = 250
+    every: NonNegativeInt = 250
     """Steps between validations; the last step is always validated. 0 turns validation off."""
-    sequences: Positive = 256
+    sequences: PositiveInt = 256
     """Number of windows, spread evenly over the validation split; fewer if the split is shorter."""
     data: str | None = None
     """Another corpus (or blend) of the same tokenizer, whose validation split is validated on in place of
@@ -91,11 +98,11 @@ class ValidationConfig:
 class CheckpointConfig:
     """When checkpoints are written and which are kept."""
 
-    every: Count = 500
+    every: NonNegativeInt = 500
     """Steps between checkpoints; the last step is always saved. 0 saves the last step only."""
-    keep_last: Positive = 2
+    keep_last: PositiveInt = 2
     """How many of the newest checkpoints to keep."""
-    keep_every: Count = 0
+    keep_every: NonNegativeInt = 0
     """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
     background: bool = True
     """Write beside the training: it stops only while tensors are copied to the host's memory, which must have
@@ -104,7 +111,7 @@ class CheckpointConfig:
     """Copy checkpoints to a store beside the training: s3://bucket/folder, gs://bucket/folder or
     file:///folder. A local one is deleted only after its copy was verified, and a run whose folder is lost
     goes on from there."""
-    mirror_reserve: FromZero = 10.0
+    mirror_reserve: NonNegativeFloat = 10.0
     """GiB. With less left on the disk, the oldest checkpoint that is not copied yet is deleted all the same;
     the newest two stay."""
 
@@ -113,12 +120,12 @@ class CheckpointConfig:
 class InterruptionConfig:
     """What ends a session before its last step. Each way, the same command continues the run."""
 
-    minutes: PositiveNumber | None = None
+    minutes: PositiveFloat | None = None
     """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no
     limit."""
-    agreement_seconds: PositiveNumber = 300.0
+    agreement_seconds: PositiveFloat = 300.0
     """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
-    hang_minutes: FromZero = 30.0
+    hang_minutes: NonNegativeFloat = 30.0
     """Without progress for so long (a step, a batch of a validation, a checkpoint), every rank writes its
     stacks into the run folder and ends with exit code 76. 0 turns it off."""
 
@@ -127,9 +134,9 @@ class InterruptionConfig:
 class LoggingConfig:
     """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
 
-    every: Positive = 10
+    every: PositiveInt = 10
     """Steps between reads of the loss from the device (each is a host synchronisation)."""
-    seconds: FromZero = 5.0
+    seconds: NonNegativeFloat = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
     """auto: as WANDB_MODE says; without it nothing is written. online: offline where nobody is logged in.
@@ -144,16 +151,16 @@ class LoggingConfig:
 class EvaluationConfig:
     """Zero-shot scores while training, through lm-eval; the training numbers do not change."""
 
-    every: Count = 0
+    every: NonNegativeInt = 0
     """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not
     imported."""
     tasks: str = "papers"
     """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
     include_path: str | None = None
     """Folder with more tasks as lm-eval's YAMLs; code that they name is run."""
-    num_fewshot: Count | None = None
+    num_fewshot: NonNegativeInt | None = None
     """Solved items before each; as the task says, else none, when not given."""
-    limit: Positive | None = None
+    limit: PositiveInt | None = None
     """At most this many items of each task; all when not given."""
     data_dir: str | None = None
     """Folder of the tasks' data sets (python -m pretrain.evaluation save); the Hugging Face hub when not
@@ -164,11 +171,11 @@ class EvaluationConfig:
 class DiagnosticsConfig:
     """What --diagnostics_every measures, and on what. See docs/diagnostics.md."""
 
-    sequences: Positive = 8
+    sequences: PositiveInt = 8
     """Held-out windows that are read each time."""
-    positions: Positive = 64
+    positions: PositiveInt = 64
     """Positions of each window that are compared to see features drift."""
-    release: FromZero | None = None
+    release: NonNegativeFloat | None = None
     """Step (or fraction of the run) whose W_Q and W_K are kept, to tell how far they move from there; when
     not given, the end of the first slow-down of W_Q or W_K by a rule, if one ends. For controls, that of the
     run that they are compared with."""
@@ -182,13 +189,13 @@ class MaturityConfig:
     number here, is ours.
     """
 
-    every: PositiveNumber = 0.005
+    every: PositiveFloat = 0.005
     """Steps (or fraction of the run) between two probes."""
     settled: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Settled is a drift between two probes of at most this share of the largest one so far."""
-    patience: Positive = 2
+    patience: PositiveInt = 2
     """Probes in a row that must find it so."""
-    sequences: Positive = 8
+    sequences: PositiveInt = 8
     """Held-out windows that a probe reads."""
-    positions: Positive = 64
+    positions: PositiveInt = 64
     """Positions of each that are compared."""

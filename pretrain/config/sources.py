@@ -17,10 +17,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from model.config import ModelConfig
-from model.declared import from_plain, to_plain
-from model.errors import UserError, closest, shown
+from model.declared import from_dict, to_dict
+from model.errors import UserError, quote, suggest
 from model.presets import preset_names
-from pretrain.config.names import suggestion
+from pretrain.config.flag_aliases import suggest_flag
 from pretrain.config.run_config import DEFAULT_RECIPE, NUM_LAYERS, RunConfig
 from pretrain.utils.parsing import QUOTE_COMMAS, plain_key, read_yaml
 
@@ -95,19 +95,19 @@ def _settings(
         name = f"{section}{key}"
         written = f"{spelling}{key}"
         if not isinstance(key, str):
-            raise UserError(f"{shown(name, plain=True)}: not the name of a setting{source}{QUOTE_COMMAS}")
+            raise UserError(f"{quote(name, plain=True)}: not the name of a setting{source}{QUOTE_COMMAS}")
         if name in SECTIONS:
             if dataclasses.is_dataclass(value):
-                value = to_plain(value)
+                value = to_dict(value)
             if not isinstance(value, Mapping | None):
                 fields = f"its fields, or leave it out: {name}.{_first_field(name)} is one"
-                raise UserError(f"{name}: {shown(value)} is not valid; give a mapping of {fields}")
+                raise UserError(f"{name}: {quote(value)} is not valid; give a mapping of {fields}")
             yield from _settings(value or {}, source, f"{name}.", f"{written}: ")
         elif name in _KNOWN:
             yield _SAME.get(name, name), written, value
         else:
-            unknown = shown(name, plain=bool(name.strip()))
-            hint = suggestion(unknown, _SUGGESTED).replace("--", "")
+            unknown = quote(name, plain=bool(name.strip()))
+            hint = suggest_flag(unknown, _SUGGESTED).replace("--", "")
             raise UserError(f"{unknown}: unknown key{source}{hint}")
 
 
@@ -123,12 +123,12 @@ def plain_value(value: Any, name: str) -> Any:
         UserError: a value of another type; it names the setting.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_plain(value)
+        return to_dict(value)
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
         return {
-            plain_key(plain_value(key, name)): plain_value(inner, f"{name}.{shown(key, plain=True)}")
+            plain_key(plain_value(key, name)): plain_value(inner, f"{name}.{quote(key, plain=True)}")
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
@@ -138,7 +138,7 @@ def plain_value(value: Any, name: str) -> Any:
     if hasattr(value, "tolist"):  # numpy's and torch's
         return plain_value(value.tolist(), name)
     raise UserError(
-        f"{name}: {shown(value)} of type {type(value).__name__} is not valid; give a number, text, true, "
+        f"{name}: {quote(value)} of type {type(value).__name__} is not valid; give a number, text, true, "
         "false, a list or a mapping"
     )
 
@@ -193,7 +193,7 @@ def make_run(settings: Mapping[str, Any]) -> RunConfig:
     Raises:
         UserError: a value that is not valid.
     """
-    return from_plain(RunConfig, nest(settings))
+    return from_dict(RunConfig, nest(settings))
 
 
 def load_run_config(path: str | Path) -> RunConfig:
@@ -210,10 +210,10 @@ def load_run_config(path: str | Path) -> RunConfig:
         raise UserError(f"{path}: {error}") from None
 
 
-def differing_settings(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+def diff_settings(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The settings in which two runs differ, by dotted name, with the value of each; None where only the
     other has it."""
-    first, second = (flatten(to_plain(run)) for run in (one, other))
+    first, second = (flatten(to_dict(run)) for run in (one, other))
     return {
         name: (first.get(name), second.get(name))
         for name in {**first, **second}
@@ -254,8 +254,8 @@ def find_recipe(name_or_path: str, what: str = "config") -> Path:
         path = RECIPES / f"{name_or_path}.yaml"
     if not _is_file(path):
         raise UserError(
-            f"{what}: no recipe or file {shown(name_or_path)}; recipes are {', '.join(recipe_names())}"
-            + closest(name_or_path, recipe_names())
+            f"{what}: no recipe or file {quote(name_or_path)}; recipes are {', '.join(recipe_names())}"
+            + suggest(name_or_path, recipe_names())
         )
     return path
 

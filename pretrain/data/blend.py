@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.utils.parsing import parse_fraction
 
 # A number after the last colon, valid or not.
@@ -46,7 +46,7 @@ def _weight(text: str, folder: str) -> Fraction:
     weight = parse_fraction(text)
     if weight is None or weight <= 0:
         raise UserError(
-            f"data: {shown(text)} is not a weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
+            f"data: {quote(text)} is not a weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
         )
     return weight
 

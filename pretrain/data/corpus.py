@@ -61,7 +61,7 @@ class Corpus:
     def _check(self, tokenizer: Tokenizer | None) -> None:
         """Raise UserError if the files of the folder do not belong together, or to *tokenizer*."""
         place, own, meta = str(self.folder), self.tokenizer, self.meta
-        entry_of_own = TokenizerEntry.of(own)
+        entry_of_own = TokenizerEntry.from_tokenizer(own)
         claims: list[tuple[str, object, object]] = [
             (f"tokenizer.{name}", getattr(meta.tokenizer, name), getattr(entry_of_own, name))
             for name in ("hash", "vocab_size", "end_of_document")

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from model.declared import to_plain
+from model.declared import to_dict
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.meta import META_FILE, FileEntry
@@ -32,7 +32,7 @@ def damage(path: Path, entry: FileEntry, each: Callable[[], object] = lambda: No
     Args:
         each: called for each chunk of the file; it may raise.
     """
-    if file_entry(path, each) == to_plain(entry):
+    if file_entry(path, each) == to_dict(entry):
         return None
     return (
         f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); prepare the corpus again"

@@ -117,11 +117,11 @@ def _sync_and_close(stream: Any) -> None:
     stream.close()
 
 
-def _damaged(path: Path, problem: str) -> UserError:
+def _damage_error(path: Path, problem: str) -> UserError:
     return UserError(f"corpus: {str(path)!r} is {problem}; copy both files again, or make the corpus again")
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _map_file(path: Path) -> np.ndarray:
     """The bytes of a file, mapped into memory, uint8. UserError if there is none."""
     try:
         with open_regular(path) as file:
@@ -145,9 +145,9 @@ class IndexedTokens:
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
         self.prefix = os.fspath(prefix)
         index_file, token_file = idx_path(prefix), bin_path(prefix)
-        raw, data = _mapped(index_file), _mapped(token_file)
+        raw, data = _map_file(index_file), _map_file(token_file)
         if raw.size < HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
-            raise _damaged(index_file, "not a Megatron index (it must start with MMIDIDX)")
+            raise _damage_error(index_file, "not a Megatron index (it must start with MMIDIDX)")
         _, version, code, num_sequences, num_boundaries = HEADER.unpack(bytes(raw[: HEADER.size]))
         if version != 1 or code not in DTYPE_OF_CODE:
             raise UserError(
@@ -158,7 +158,7 @@ class IndexedTokens:
         expected = boundaries + 8 * num_boundaries
         # A multimodal index has one more byte a sequence at its end; its tokens read the same.
         if raw.size not in (expected, expected + num_sequences):
-            raise _damaged(
+            raise _damage_error(
                 index_file,
                 f"truncated or damaged: it has {raw.size} bytes, but its header announces {expected}",
             )
@@ -177,7 +177,7 @@ class IndexedTokens:
             kind = (
                 "truncated" if size < self.num_tokens * self.dtype.itemsize else "longer than its index says"
             )
-            raise _damaged(
+            raise _damage_error(
                 token_file,
                 f"{kind} (or the .idx is another corpus's): {size} bytes, but the index announces "
                 f"{self.num_tokens} tokens of {self.dtype.itemsize} bytes",
@@ -189,19 +189,19 @@ class IndexedTokens:
         sequences lie back to back (so that the file is one stream)."""
         boundaries, total = self.boundaries, 0
         if not boundaries.size or boundaries[0] != 0 or boundaries[-1] != self.lengths.size:
-            raise _damaged(index_file, "damaged: its documents do not cover its sequences")
+            raise _damage_error(index_file, "damaged: its documents do not cover its sequences")
         for start in range(0, boundaries.size, _CHECK_CHUNK):
             # Ascending from 0 to S, so none is out of range. Compared, not subtracted: a difference may
             # overflow.
             chunk = boundaries[start : start + _CHECK_CHUNK + 1]
             if (chunk[1:] < chunk[:-1]).any():
-                raise _damaged(index_file, "damaged: its documents are not in order")
+                raise _damage_error(index_file, "damaged: its documents are not in order")
         for start in range(0, self.lengths.size, _CHECK_CHUNK):
             lengths = self.lengths[start : start + _CHECK_CHUNK].astype(np.int64)
             ends = np.cumsum(lengths) + total
             offsets = self._offsets[start : start + _CHECK_CHUNK]
             if lengths.min() < 0 or not np.array_equal(offsets, (ends - lengths) * self.dtype.itemsize):
-                raise _damaged(index_file, "damaged: its sequences do not lie back to back")
+                raise _damage_error(index_file, "damaged: its sequences do not lie back to back")
             total = int(ends[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:

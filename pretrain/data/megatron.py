@@ -43,7 +43,7 @@ def open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, Indexed
     meta = CorpusMeta(
         source={"name": prefix.name, "format": "megatron"},
         content_hash=_content_hash(prefix),
-        tokenizer=TokenizerEntry.of(tokenizer),
+        tokenizer=TokenizerEntry.from_tokenizer(tokenizer),
         dtype=tokens.dtype.name,
         split={"by": "position", "validation_share_of_tokens": VALIDATION_SHARE},
         skipped={},

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from model.declared import Count, FromZero, Positive, declared, from_plain, to_plain
+from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared, from_dict, to_dict
 from model.errors import UserError
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
 from pretrain.utils.files import InnerPath, read_regular
@@ -32,11 +32,11 @@ class TokenizerEntry:
     name: str
     hash: Digest
     """Of its definition: see tokenizer_hash."""
-    vocab_size: Positive
-    end_of_document: Count
+    vocab_size: PositiveInt
+    end_of_document: NonNegativeInt
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenizerEntry:
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenizerEntry:
         """The entry of *tokenizer*."""
         return cls(tokenizer.name, tokenizer_hash(tokenizer), tokenizer.vocab_size, tokenizer.end_of_document)
 
@@ -45,11 +45,11 @@ class TokenizerEntry:
 class SplitEntry:
     """How large a split is."""
 
-    documents: Count
-    bytes: Count | None
+    documents: NonNegativeInt
+    bytes: NonNegativeInt | None
     """UTF-8 bytes of its text; None if nobody knows (a bare .bin/.idx pair)."""
-    tokens: Count
-    of_each_class: list[Count] | None = None
+    tokens: NonNegativeInt
+    of_each_class: list[NonNegativeInt] | None = None
     """Documents of each class, in a labelled corpus."""
 
 
@@ -57,7 +57,7 @@ class SplitEntry:
 class FileEntry:
     """A file, as pretrain.utils.files.file_entry describes it."""
 
-    bytes: Count
+    bytes: NonNegativeInt
     xxh3_128: Short
 
 
@@ -65,16 +65,16 @@ class FileEntry:
 class Lengths:
     """Statistics of the documents' lengths in tokens."""
 
-    mean: FromZero
-    shortest: Count
-    p10: Count
-    p50: Count
-    p90: Count
-    p99: Count
-    longest: Count
+    mean: NonNegativeFloat
+    shortest: NonNegativeInt
+    p10: NonNegativeInt
+    p50: NonNegativeInt
+    p90: NonNegativeInt
+    p99: NonNegativeInt
+    longest: NonNegativeInt
 
     @classmethod
-    def of(cls, lengths: np.ndarray) -> Lengths:
+    def from_lengths(cls, lengths: np.ndarray) -> Lengths:
         """Those of documents of these *lengths*, of which there is one at least."""
         shares = {f"p{p}": int(np.percentile(lengths, p, method="higher")) for p in (10, 50, 90, 99)}
         mean = round(float(lengths.mean()), 1)
@@ -99,7 +99,7 @@ class CorpusMeta:
     dtype: str
     split: dict[str, Any]
     """How the documents were split."""
-    skipped: dict[str, Count]
+    skipped: dict[str, NonNegativeInt]
     """Number of documents left out, by reason."""
     training: SplitEntry
     validation: SplitEntry
@@ -118,7 +118,7 @@ class CorpusMeta:
         """
         path = folder / META_FILE
         try:
-            return from_plain(cls, parse_json(read_regular(path, _MOST_BYTES), META_FILE))
+            return from_dict(cls, parse_json(read_regular(path, _MOST_BYTES), META_FILE))
         except FileNotFoundError:
             raise UserError(
                 f"data: {str(folder)!r} has no {META_FILE}; valid: a folder written by python -m "
@@ -130,7 +130,7 @@ class CorpusMeta:
 
     def write(self, folder: Path) -> None:
         """Write it into a corpus folder."""
-        plain = {name: value for name, value in to_plain(self).items() if value is not None}
+        plain = {name: value for name, value in to_dict(self).items() if value is not None}
         for split in ("training", "validation"):
             plain[split] = {name: value for name, value in plain[split].items() if value is not None}
         (folder / META_FILE).write_text(json.dumps(plain, indent=2) + "\n", "utf-8")

@@ -59,7 +59,7 @@ def _parts(definition: dict[str, Any]) -> dict[str, Any]:
         "merges": model.pop("merges", None),
         **{f"model.{name}": value for name, value in model.items() if value},
         "normalizer": definition.get("normalizer"),
-        "pre_tokenizer": _without_offsets(definition.get("pre_tokenizer")),
+        "pre_tokenizer": _drop_offsets(definition.get("pre_tokenizer")),
         # Words that are cut out of the text before anything else.
         "added words": sorted(
             json.dumps({key: token[key] for key in sorted(token)}) for token in added if not token["special"]
@@ -67,7 +67,7 @@ def _parts(definition: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without_offsets(value: Any) -> Any:
+def _drop_offsets(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_offsets(inner) for key, inner in value.items() if key != "trim_offsets"}
-    return [_without_offsets(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _drop_offsets(inner) for key, inner in value.items() if key != "trim_offsets"}
+    return [_drop_offsets(inner) for inner in value] if isinstance(value, list) else value

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from model.errors import UserError, shown
-from pretrain.data.tokenizer_files import check_ids, quietly, read_file
+from model.errors import UserError, quote
+from pretrain.data.tokenizer_files import call_quietly, check_ids, read_file
 from pretrain.utils.env_check import check_variables
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -117,7 +117,7 @@ class Tokenizer(ABC):
     def content_hash(self) -> str:
         """Hexadecimal SHA-256 of what determines the ids; unchanged by saving and loading."""
 
-    def _checked(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+    def _check_ids(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         token_ids = np.asarray(ids, np.int64)
         wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
         if wrong.size:
@@ -213,7 +213,7 @@ class SentencePieceTokenizer(Tokenizer):
         processor = self._processor
         # The library would write the unknown token as U+2047.
         return processor.decode(
-            [i for i in self._checked(ids) if not (processor.is_control(i) or processor.is_unknown(i))]
+            [i for i in self._check_ids(ids) if not (processor.is_control(i) or processor.is_unknown(i))]
         )
 
     def read_back(self, text: str) -> str:
@@ -321,16 +321,16 @@ class HuggingFaceTokenizer(Tokenizer):
         content = read_file(file)
         try:
             if file.name == "tokenizer.json":
-                backend = quietly(tokenizers.Tokenizer.from_buffer, content)
+                backend = call_quietly(tokenizers.Tokenizer.from_buffer, content)
                 check_ids(backend.get_vocab(with_added_tokens=True))
                 for token in json.loads(content).get("added_tokens") or []:
                     if (usable := backend.token_to_id(token["content"])) != token["id"]:
-                        raise ValueError(f"the added token {shown(token)} would get the id {usable}")
+                        raise ValueError(f"the added token {quote(token)} would get the id {usable}")
             else:
                 check_ids(json.loads(content))
                 vocabulary, file = file, merges
                 read_file(file)
-                model = quietly(tokenizers.models.BPE.from_file, str(vocabulary), str(file))
+                model = call_quietly(tokenizers.models.BPE.from_file, str(vocabulary), str(file))
                 backend = tokenizers.Tokenizer(model)
                 backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
                 backend.decoder = tokenizers.decoders.ByteLevel()
@@ -340,13 +340,13 @@ class HuggingFaceTokenizer(Tokenizer):
             raise
         except Exception as error:  # the library raises bare Exception
             raise UserError(
-                f"tokenizer: {str(file)!r} cannot be read: {shown(error, 300, plain=True)}"
+                f"tokenizer: {str(file)!r} cannot be read: {quote(error, 300, plain=True)}"
             ) from error
         end = config.get("eos_token") if isinstance(config, dict) else config
         end = end.get("content") if isinstance(end, dict) else end
         if not (isinstance(config, dict) and isinstance(end, str | None)):
             raise UserError(
-                f"tokenizer: eos_token in {str(file)!r} is {shown(end)}; it must be the text of a token, "
+                f"tokenizer: eos_token in {str(file)!r} is {quote(end)}; it must be the text of a token, "
                 "such as </s>"
             )
         own_name = config.get("name_or_path")
@@ -376,7 +376,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return [item.ids for item in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        text_ids = [i for i in self._checked(ids) if i != self.end_of_document]
+        text_ids = [i for i in self._check_ids(ids) if i != self.end_of_document]
         return self._backend.decode(text_ids, skip_special_tokens=True)
 
     def read_back(self, text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.utils.files import read_regular
 
 _MOST_BYTES = 1 << 28  # a vocabulary of 262,144 entries takes 33 MB
@@ -30,15 +30,15 @@ def check_ids(vocabulary: Any) -> None:
     for token, number in vocabulary.items():
         if not (type(number) is int and 0 <= number < 2 * len(vocabulary)):
             raise ValueError(
-                f"the id of {shown(token)} is {shown(number)}; valid for {len(vocabulary):,} entries: whole "
+                f"the id of {quote(token)} is {quote(number)}; valid for {len(vocabulary):,} entries: whole "
                 "numbers, each once, with fewer gaps than entries"
             )
         if number in taken:
-            raise ValueError(f"{shown(taken[number])} and {shown(token)} have the same id, {number}")
+            raise ValueError(f"{quote(taken[number])} and {quote(token)} have the same id, {number}")
         taken[number] = token
 
 
-def quietly(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_quietly(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of the tokenizers library. Its panics are no Exceptions and print a dozen lines: here
     they are RuntimeErrors, and print nothing."""
     with Path(os.devnull).open("wb") as nowhere:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.checkpoint.finder import existing_steps
+from pretrain.checkpoint.finder import require_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
 from pretrain.utils.files import write_atomically
-from pretrain.utils.text import say
+from pretrain.utils.format import print_lines
 
 
 def build_parser() -> CommandParser:
@@ -49,21 +49,21 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     if options.sequences < 1:
         raise UserError(f"sequences: {options.sequences} is not valid; give a positive number")
     for run in options.runs:
-        existing_steps(run)
+        require_steps(run)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.deepspeed_logging import quiet_libraries
 
     quiet_libraries()
-    from pretrain.config.run_config import group_and_seed
+    from pretrain.config.run_config import split_run_name
     from pretrain.diagnostics.comparison import by_group, table
     from pretrain.diagnostics.figures import draw_all
     from pretrain.diagnostics.measure import measure_run
-    from pretrain.run.differences import run_differences
+    from pretrain.plots.differences import run_differences
 
     names = [Path(os.path.realpath(folder)).name for folder in options.runs]
     if len(set(names)) < len(names):
         raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")
-    known = list(dict.fromkeys(group_and_seed(name)[0] for name in names))
+    known = list(dict.fromkeys(split_run_name(name)[0] for name in names))
     baseline = options.baseline or known[0]
     if baseline not in known:
         raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
@@ -74,13 +74,13 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     if differences.data and options.data is None:
         notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")
     for note in notes:
-        say(f"warning: {note}", file=sys.stderr)
+        print_lines(f"warning: {note}", file=sys.stderr)
     out = options.out or options.runs[0] / "plots"
     written = draw_all(groups, baseline, out, notes, loss="val_bpb" if differences.tokenizers else "val_loss")
     path = out / "diagnostics.json"
     write_atomically(path, json.dumps({run.name: run.last for run in figures}, indent=1) + "\n")
-    say(*table(groups))
-    say("wrote " + ", ".join(str(file) for file in [*written, path]))
+    print_lines(*table(groups))
+    print_lines("wrote " + ", ".join(str(file) for file in [*written, path]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,27 +45,27 @@ def layer_values(row: dict[str, Any], measure: str) -> dict[int, float]:
     return {int(key.removeprefix(prefix)): row[key] for key in row if key.startswith(prefix)}
 
 
-def at_the_end(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
+def take_last(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
     """A measure at the last checkpoint: a row for each seed, a column for each layer."""
-    return _by_seed(runs, [layer_values(run.last, measure) for run in runs])
+    return _frame_by_seed(runs, [layer_values(run.last, measure) for run in runs])
 
 
-def over_training(runs: Sequence[RunFigures], key: str) -> pd.DataFrame:
+def collect_over_steps(runs: Sequence[RunFigures], key: str) -> pd.DataFrame:
     """A figure of the metrics: a row for each seed, a column for each step."""
-    return _by_seed(runs, [{row["step"]: row[key] for row in run.rows if key in row} for run in runs])
+    return _frame_by_seed(runs, [{row["step"]: row[key] for row in run.rows if key in row} for run in runs])
 
 
 def upper_half(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
-    """As over_training, the mean of a measure over the layers l with 2 l >= L."""
+    """As collect_over_steps, the mean of a measure over the layers l with 2 l >= L."""
     found = []
     for run in runs:
         by_step = {row["step"]: layer_values(row, measure) for row in run.rows}
         upper = {step: [v for i, v in by.items() if 2 * i >= run.num_layers] for step, by in by_step.items()}
         found.append({step: fmean(values) for step, values in upper.items() if values})
-    return _by_seed(runs, found)
+    return _frame_by_seed(runs, found)
 
 
-def _by_seed(runs: Sequence[RunFigures], values: list[dict[int, float]]) -> pd.DataFrame:
+def _frame_by_seed(runs: Sequence[RunFigures], values: list[dict[int, float]]) -> pd.DataFrame:
     return pd.DataFrame(values, index=[run.seed for run in runs], dtype=float)
 
 
@@ -98,7 +98,7 @@ def table(groups: Groups) -> list[str]:
     """Format the measures by layer at the last checkpoint, mean over seeds: a block for each group."""
     blocks = []
     for name, runs in groups.items():
-        means = {title: bands(at_the_end(runs, measure))["mean"] for measure, title in TITLES.items()}
+        means = {title: bands(take_last(runs, measure))["mean"] for measure, title in TITLES.items()}
         shown = pd.DataFrame(means).rename_axis("layer").dropna(axis="columns", how="all").T
         steps = sorted({run.last["step"] for run in runs})
         blocks.append(f"{name} (seeds: {len(runs)}, step {', '.join(f'{step:,}' for step in steps)})")

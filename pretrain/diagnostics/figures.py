@@ -12,14 +12,14 @@ import pandas as pd
 from pretrain.diagnostics.comparison import (
     TITLES,
     Groups,
-    at_the_end,
     bands,
     check_depth,
+    collect_over_steps,
     difference,
-    over_training,
+    take_last,
     upper_half,
 )
-from pretrain.utils.plotting import logarithmic, saved_figure, whole_numbers
+from pretrain.utils.plotting import logarithmic, save_figure, whole_numbers
 
 BY_GROUP = {
     "effective_lr": "effective learning rate lr · rms(u)",
@@ -54,15 +54,15 @@ def draw_all(
     """
     ends, upper = (
         {
-            title: {name: of(runs, measure) for name, runs in groups.items()}
+            title: {name: take(runs, measure) for name, runs in groups.items()}
             for measure, title in TITLES.items()
         }
-        for of in (at_the_end, upper_half)
+        for take in (take_last, upper_half)
     )
     pictures = {"curves": (curves(groups), "step"), "layers": (ends, "layer")}
     if len(groups) > 1:
         check_depth(groups, baseline)
-        training = {LOSSES[loss]: {name: over_training(runs, loss) for name, runs in groups.items()}}
+        training = {LOSSES[loss]: {name: collect_over_steps(runs, loss) for name, runs in groups.items()}}
         training |= {f"{title}, upper half": tables for title, tables in upper.items()}
         pictures["difference"] = differences(ends, baseline), "layer"
         pictures["difference_training"] = differences(training, baseline), "step"
@@ -86,7 +86,7 @@ def curves(groups: Groups) -> Tables:
         for name, runs in groups.items():
             keys = dict.fromkeys(key for row in runs[0].rows for key in row if key.startswith(prefix))
             keys.pop(f"{prefix}heads", None)
-            lines = {key.removeprefix(prefix): over_training(runs, key) for key in keys}
+            lines = {key.removeprefix(prefix): collect_over_steps(runs, key) for key in keys}
             found[f"{title}\n{name}"] = lines
     return found
 
@@ -125,7 +125,7 @@ def draw(tables: Tables, along: str, path: Path, columns: int, notes: Sequence[s
     size = (4.0 * columns, 0.6 + 2.4 * rows)
     scales: dict[str, Any] = {}
     legend: dict[str, Any] = {}
-    grid = saved_figure(path, "out", rows, columns, size=size, dpi=110, notes=notes, squeeze=False)
+    grid = save_figure(path, "out", rows, columns, size=size, dpi=110, notes=notes, squeeze=False)
     with grid as (figure, axes):
         for axis in axes.flat[len(tables) :]:
             axis.set_axis_off()

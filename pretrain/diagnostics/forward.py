@@ -43,7 +43,7 @@ class ProbeResult:
     R_P/‖X‖²_F of arXiv 2605.10504, which does not define it: energy of the residual writes on the path into
     the layer."""
     features: dict[int, Tensor]
-    """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalised``."""
+    """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalize``."""
 
     def row(self, before: Mapping[int, Tensor]) -> dict[str, Any]:
         """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and
@@ -100,7 +100,7 @@ class ForwardProbe:
             features: layers whose output is returned.
             attention: whether to measure attention and residual writes, or the features alone.
         """
-        with measuring(engine) as (network, hooks):
+        with prepare_measurement(engine) as (network, hooks):
             recorder = _Recorder(self, network, features)
             recorder.register(hooks, attention)
             for batch in self.batches:
@@ -134,25 +134,25 @@ class _Recorder:
     def register(self, hooks: ExitStack, attention: bool) -> None:
         """Register the hooks of every layer, which end with *hooks*."""
 
-        def entering(module: nn.Module, record: Callable[[Tensor], None]) -> None:
+        def on_enter(module: nn.Module, record: Callable[[Tensor], None]) -> None:
             hooks.callback(module.register_forward_pre_hook(lambda _, given: record(given[0])).remove)
 
-        def leaving(module: nn.Module, record: Callable[[Tensor], None]) -> None:
+        def on_leave(module: nn.Module, record: Callable[[Tensor], None]) -> None:
             hooks.callback(module.register_forward_hook(lambda _, given, output: record(output)).remove)
 
         for layer, block in enumerate(self.network.layers):
             assert isinstance(block, Block)
             if layer in self.features:
-                leaving(block, partial(self._record_features, layer))
+                on_leave(block, partial(self._record_features, layer))
             if not attention:
                 continue
-            entering(block, partial(self._add_energy, layer, 0))
-            leaving(block.attention.q, partial(self.seen.__setitem__, "q"))
-            leaving(block.attention.k, partial(self.seen.__setitem__, "k"))
-            leaving(block.attention, partial(self._add_energy, layer, 1))
+            on_enter(block, partial(self._add_energy, layer, 0))
+            on_leave(block.attention.q, partial(self.seen.__setitem__, "q"))
+            on_leave(block.attention.k, partial(self.seen.__setitem__, "k"))
+            on_leave(block.attention, partial(self._add_energy, layer, 1))
             hooks.callback(block.attention.register_forward_hook(partial(self._add_head_sums, layer)).remove)
-            entering(block.ffn_norm, partial(self._add_energy, layer, 2))
-            leaving(block.ffn, partial(self._add_energy, layer, 3))
+            on_enter(block.ffn_norm, partial(self._add_energy, layer, 2))
+            on_leave(block.ffn, partial(self._add_energy, layer, 3))
 
     def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
         """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of
@@ -177,7 +177,7 @@ class _Recorder:
         grid = self.network.grid
         if grid.sequence_parallel:  # each rank has a part of T
             hidden = all_gather(hidden, grid.tensor_group).transpose(0, 1).flatten(1, 2)
-        sample = normalised(hidden[:, self.probe.positions.to(hidden.device)], self.probe.config)
+        sample = normalize(hidden[:, self.probe.positions.to(hidden.device)], self.probe.config)
         present = self.present.to(hidden.device)
         self.features[layer][self.rows[self.present].to(hidden.device)] = sample[present].float()
 
@@ -194,14 +194,14 @@ class _Recorder:
         features = {layer: world.sum(layer_features).cpu() for layer, layer_features in self.features.items()}
         means = (head_sums[:, :4] / head_sums[:, 4:]).cpu()
         heads = list(means.split(list(self.probe.config.heads)))
-        entering, attention, middle, ffn = self.energies.cpu().unbind(1)
+        on_enter, attention, middle, ffn = self.energies.cpu().unbind(1)
         path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
-        layers = torch.stack([attention / entering, ffn / middle, path / entering], dim=1)
+        layers = torch.stack([attention / on_enter, ffn / middle, path / on_enter], dim=1)
         return ProbeResult(heads, layers, features)
 
 
 @contextmanager
-def measuring(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
+def prepare_measurement(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
     """The network of *engine*, or the network that it is, in evaluation mode; and what ends with the block,
     for hooks.
 
@@ -216,7 +216,7 @@ def measuring(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
         yield network, ending
 
 
-def normalised(hidden: Tensor, config: ModelConfig) -> Tensor:
+def normalize(hidden: Tensor, config: ModelConfig) -> Tensor:
     """Normalise hidden states [..., d] as the norms of the layers above do: rms 1 (centred first for a
     layernorm)."""
     wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))

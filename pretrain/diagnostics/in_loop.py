@@ -29,7 +29,7 @@ from pretrain.diagnostics.weights import (
 from pretrain.optim.groups import GroupRates
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 FEATURE = "diagnostics/layer_"
 
@@ -55,7 +55,7 @@ class Diagnostics(Hook):
         self._release: int | None = None
         if run.diagnostics.release is not None:
             self._release = step_of_run("diagnostics.release", run.diagnostics.release, run.steps)
-        self._rule = slowing_rule(session.rates)
+        self._rule = find_slowing_rule(session.rates)
         self.notes: list[str] = []
         self._probe: ForwardProbe | None = None
         if run.diagnostics_every:
@@ -73,7 +73,7 @@ class Diagnostics(Hook):
 
     # ---------------------------------------------------------------------- the trainer's part
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether to measure after this many steps."""
         return self._probe is not None and step % self.session.run.diagnostics_every == 0
 
@@ -89,7 +89,7 @@ class Diagnostics(Hook):
             if name.startswith(FEATURE) and (layer := name.removeprefix(FEATURE)).isdecimal():
                 self._features[int(layer)] = features
 
-    def reshaped(self, model: ModelConfig) -> None:
+    def model_changed(self, model: ModelConfig) -> None:
         """Measure a model of other heads; how far W_Q and W_K moved from weights of other shapes is not
         told."""
         self.model, self.specs = model, parameter_specs(model)
@@ -99,13 +99,13 @@ class Diagnostics(Hook):
 
     def opening(self, session: Session) -> list[str]:
         """Why nothing is measured, if so."""
-        return [labelled("note", note) for note in self.notes]
+        return [log_line("note", note) for note in self.notes]
 
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""
         if self._release is not None or self._rule is None:
             return self._release
-        return self.session.rates.rules[self._rule].released_at(state.released.get(self._rule))
+        return self.session.rates.rules[self._rule].release_step(state.released.get(self._rule))
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Keep W_Q and W_K in the run's folder when the step about to be attempted is the first after the
@@ -120,10 +120,12 @@ class Diagnostics(Hook):
             return HookResult()
         rank_weights = self._rank_weights(engine)
         self._release_weights = (state.step, rank_weights.copy())
-        tensors = {name: weight for name, weight in rank_weights.full(self.world) if self.world.is_main}
+        tensors = {
+            name: weight for name, weight in rank_weights.gather_full(self.world) if self.world.is_main
+        }
         path = kept_path(self.session.run.folder, state.step)
         problem = write_kept(path, tensors) if self.world.is_main else None
-        if problem := self.world.agree(problem):
+        if problem := self.world.first_problem(problem):
             return HookResult(lines=[f"warning: {problem}"])
         return HookResult(lines=[f"release  W_Q and W_K of step {state.step:,} kept in {path}"])
 
@@ -137,7 +139,7 @@ class Diagnostics(Hook):
         rank_weights = self._rank_weights(engine)
         if state.from_seed:
             if self._initial is None:
-                self._initial = rank_weights.cut(
+                self._initial = rank_weights.take_pieces(
                     initial_weights(self.model, self.specs, self.session.run.seed, self.dtype)
                 )
             row |= displacement_row(rank_weights.displacements(self._initial), "initial")
@@ -159,14 +161,14 @@ class Diagnostics(Hook):
             return None
         if self._release_weights is None or self._release_weights[0] != step:
             read = read_kept(kept_path(self.session.run.folder, step), self.specs, rank_weights.names)
-            if self.world.agree(None if read else "missing"):
+            if self.world.first_problem(None if read else "missing"):
                 return None
             assert read is not None
-            self._release_weights = (step, rank_weights.cut(read))
+            self._release_weights = (step, rank_weights.take_pieces(read))
         return self._release_weights[1]
 
 
-def slowing_rule(rates: GroupRates) -> str | None:
+def find_slowing_rule(rates: GroupRates) -> str | None:
     """The rule whose release the second displacement refers to: the first that ends and matches a W_Q or
     W_K."""
     for name, rule in rates.rules.items():

@@ -3,7 +3,7 @@
 arXiv 2605.10504 releases by a "lower-layer maturity rule" that is not public. Ours:
 
     F_j   features at probe j: the residual stream after the lower half of the layers, normalised as the
-          layers above see it (pretrain.diagnostics.forward.normalised), at fixed positions of fixed windows
+          layers above see it (pretrain.diagnostics.forward.normalize), at fixed positions of fixed windows
     D_j   = ‖F_j − F_{j−1}‖_F / ‖F_{j−1}‖_F, the drift since the probe before, ``maturity.every`` steps before
     settled at probe j when the last ``patience`` drifts, D_j among them, are ≤ ``settled`` · max(D_1 … D_j)
 
@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.declared import Count, declared, from_plain, to_plain
+from model.declared import NonNegativeInt, declared, from_dict, to_dict
 from pretrain.checkpoint.state import Record, TrainingState
 from pretrain.config.lengths import length_in_steps
 from pretrain.config.sections import MaturityConfig
@@ -42,11 +42,11 @@ NAME = "maturity"
 class Probes:
     """What the probes have measured so far: the record ``maturity``."""
 
-    probes: list[tuple[Count, float]] = field(default_factory=list)
+    probes: list[tuple[NonNegativeInt, float]] = field(default_factory=list)
     """Step and drift of each, but for the first, which has none before it."""
 
 
-def settled(drifts: list[float], config: MaturityConfig) -> bool:
+def has_settled(drifts: list[float], config: MaturityConfig) -> bool:
     """Whether the lower half has settled after these drifts, oldest first."""
     if len(drifts) <= config.patience:  # the first drift is its own largest value
         return False
@@ -88,7 +88,7 @@ class Maturity(Hook):
         """Load the tensors of ``state``."""
         self._features = tensors.get(FEATURE)
 
-    def reshaped(self, model: ModelConfig) -> None:
+    def model_changed(self, model: ModelConfig) -> None:
         """Probe a model of other heads; what it gives to the layers above has the same width."""
         if self._probe is not None:
             self._probe.config = model
@@ -105,15 +105,15 @@ class Maturity(Hook):
             self._features = None  # nothing left to decide
             return HookResult()
         row: dict[str, float] = {}
-        record = from_plain(Probes, state.record(NAME), "checkpoint: records in state.json", NAME)
+        record = from_dict(Probes, state.record(NAME), "checkpoint: records in state.json", NAME)
         if state.step % self.every == 0:
             drift = self._measure(engine)
             if drift is not None:
                 row["maturity/drift"] = drift
                 record.probes.append((state.step, drift))
-                state.records[NAME] = Record(to_plain(record))
+                state.records[NAME] = Record(to_dict(record))
         drifts = [drift for _, drift in record.probes]
-        ready = bool(row) and settled(drifts, self.config)
+        ready = bool(row) and has_settled(drifts, self.config)
         lines = []
         for name, rule in waiting.items():
             assert rule.latest is not None

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.config.run_config import group_and_seed
+from pretrain.config.run_config import split_run_name
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
 from pretrain.diagnostics.forward import ForwardProbe, lower_layers
@@ -35,8 +35,8 @@ from pretrain.optim.muon import is_muon
 from pretrain.run.data import RunData
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.world import single_world
+from pretrain.utils.format import print_lines
 from pretrain.utils.parsing import parse_fraction
-from pretrain.utils.text import say
 
 MICRO_BATCH = 4
 """Windows that are read at a time."""
@@ -75,7 +75,7 @@ def measure_run(
     rows = {row["step"]: row for row in read_metrics(folder)}
     windows: np.ndarray | None = None
     features: dict[int, Tensor] = {}
-    for asked in _asked(folder, steps):
+    for asked in _parse_steps(folder, steps):
         source = SavedRun.open(folder, asked)
         if windows is None:
             windows = _windows(source, data, sequences)
@@ -83,12 +83,12 @@ def measure_run(
         step = source.state.step
         last = {"step": step, "tokens": source.state.tokens, **found}
         rows.setdefault(step, {}).update(last)
-        say(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
+        print_lines(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
     in_order = [rows[step] for step in sorted(rows)]
-    return RunFigures(folder.name, *group_and_seed(folder.name), in_order, last, source.model.num_layers)
+    return RunFigures(folder.name, *split_run_name(folder.name), in_order, last, source.model.num_layers)
 
 
-def _asked(folder: Path, steps: str) -> Sequence[int | None]:
+def _parse_steps(folder: Path, steps: str) -> Sequence[int | None]:
     if steps == "last":
         return [None]
     if steps == "all":
@@ -99,7 +99,7 @@ def _asked(folder: Path, steps: str) -> Sequence[int | None]:
         raise UserError(f"steps: {steps!r} is not valid; give last, all, or steps such as 100,200") from None
 
 
-def own_data(source: SavedRun) -> RunData:
+def open_own_data(source: SavedRun) -> RunData:
     """The corpora that the run was trained on, as far as they are on this machine, with their shares.
 
     Raises:
@@ -109,7 +109,7 @@ def own_data(source: SavedRun) -> RunData:
     weights = {content: parse_fraction(share) or Fraction(0) for content, share in shares}
     if any(weight <= 0 for weight in weights.values()):
         raise UserError(
-            f"checkpoint: state.json has the shares {shown(shares)} of data; give numbers above zero"
+            f"checkpoint: state.json has the shares {quote(shares)} of data; give numbers above zero"
         )
     corpora = [(corpus, weights[corpus.meta.content_hash]) for corpus in source.corpora()]
     if not corpora:
@@ -122,7 +122,7 @@ def own_data(source: SavedRun) -> RunData:
 
 def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
     given = data and [(Corpus.open(folder, source.tokenizer), weight) for folder, weight in parse_blend(data)]
-    held_out = RunData(given) if given else own_data(source)
+    held_out = RunData(given) if given else open_own_data(source)
     return held_out.validation_windows(source.model.context_length, sequences)
 
 

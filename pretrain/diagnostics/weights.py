@@ -86,7 +86,7 @@ class OwnWeights:
         """Copies of this rank's pieces of the masters, on the CPU."""
         return {name: [view.cpu().clone() for view, _ in pieces] for name, pieces in self._pieces.items()}
 
-    def cut(self, full: Callable[[str], Tensor]) -> Pieces:
+    def take_pieces(self, full: Callable[[str], Tensor]) -> Pieces:
         """Cut this rank's pieces out of other tensors of the same parameters.
 
         *full* returns one in full shape; it is only called for those of which this rank has a piece.
@@ -111,7 +111,7 @@ class OwnWeights:
         moved, whole = _sum_over_ranks(sums).sqrt().unbind(1)
         return dict(zip(self.names, (moved / whole).tolist(), strict=True))
 
-    def full(self, world: World) -> Iterator[tuple[str, Tensor]]:
+    def gather_full(self, world: World) -> Iterator[tuple[str, Tensor]]:
         """Yield the masters in full shape, one at a time, on the CPU of every rank. Collective."""
         for name, pieces in self._pieces.items():
             whole = torch.zeros(self.specs[name].shape, device=world.device)

@@ -23,16 +23,16 @@ from model.process_grid import ProcessGrid
 from model.transformer import Fused, Transformer
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.compiling import compile_network
-from pretrain.engine.extensions import lock_by_process
+from pretrain.engine.deepspeed_logging import quiet_start, show_requested_logs
 from pretrain.engine.matrix_exchange import connect_muon
 from pretrain.engine.mpu import deepspeed_mpu
+from pretrain.engine.op_build_lock import lock_by_process
 from pretrain.engine.patches import (
     accept_optimizer,
     count_loaded_steps,
     forget_stage_3_modules,
     prepare_deepspeed,
 )
-from pretrain.engine.quiet import quiet_start, show_what_was_asked_for
 from pretrain.optim.groups import build_optimizer, parameter_groups
 
 
@@ -64,7 +64,7 @@ def build_network(
     mpu_groups = {"mpu": mpu, "data_parallel_group": mpu.get_data_parallel_group()} if mpu else {}
     partitioning: Any = contextlib.nullcontext()
     if partitioned:
-        with refusals_of_deepspeed():
+        with explain_refusals():
             partitioning = deepspeed.zero.Init(config_dict_or_path=ds_config, **mpu_groups)
     with partitioning:
         network = Transformer(
@@ -114,7 +114,7 @@ def build_engine(
 
     from model.parameters import parameter_specs
 
-    with refusals_of_deepspeed(), quiet_start(wanted=bool(ds_config.get("memory_breakdown"))):
+    with explain_refusals(), quiet_start(wanted=bool(ds_config.get("memory_breakdown"))):
         engine, _, _, _ = deepspeed.initialize(
             model=network,
             optimizer=optimizer,
@@ -122,13 +122,13 @@ def build_engine(
             dist_init_required=False,
             mpu=deepspeed_mpu(grid),
         )
-    show_what_was_asked_for(ds_config)
+    show_requested_logs(ds_config)
     if run.optimizer.kind == "muon":
         connect_muon(engine, parameter_specs(network.config), network.config, run.muon)
     return engine
 
 
-def take_apart(engine: Any) -> None:
+def destroy_engine(engine: Any) -> None:
     """Let an engine go, so that another can be built in its place; then drop every reference, and
     free_memory."""
     engine.destroy()
@@ -150,7 +150,7 @@ def free_memory(compiled: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def refusals_of_deepspeed() -> Iterator[None]:
+def explain_refusals() -> Iterator[None]:
     """Turn DeepSpeed's errors about its configuration into a UserError of one line. Wrap only calls of
     DeepSpeed.
 
@@ -167,7 +167,7 @@ def refusals_of_deepspeed() -> Iterator[None]:
         raise
     except Exception as error:
         passing = (MemoryError, ConnectionError, torch.OutOfMemoryError, torch.AcceleratorError)
-        if isinstance(error, passing) or in_a_collective(error) or os.environ.get("PRETRAIN_TRACEBACK"):
+        if isinstance(error, passing) or is_in_collective(error) or os.environ.get("PRETRAIN_TRACEBACK"):
             raise
         # The first line of pydantic's message counts the errors, the next two say which.
         reason = "; ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:300]
@@ -178,7 +178,7 @@ def refusals_of_deepspeed() -> Iterator[None]:
         ) from error
 
 
-def in_a_collective(error: BaseException) -> bool:
+def is_in_collective(error: BaseException) -> bool:
     """Whether *error* was raised inside torch.distributed: then a rank is gone, however the backend words
     it."""
     return any("torch/distributed/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))

@@ -16,7 +16,7 @@ from pretrain.runtime.hardware import detect_device
 COMPILERS = {"cpu": ("g++", "clang++"), "cuda": ("gcc", "cc", "clang")}
 
 
-def missing_compiler(device: torch.device) -> str | None:
+def find_missing_compiler(device: torch.device) -> str | None:
     """What torch.compile needs on this device and does not find, in a phrase; None if it has all."""
     names = COMPILERS.get(device.type, COMPILERS["cuda"])
     if not (os.environ.get("CXX" if device.type == "cpu" else "CC") or any(map(shutil.which, names))):
@@ -52,7 +52,7 @@ def compile_network(network: Transformer) -> None:
     network.loss_and_residual = torch.compile(network.loss_and_residual)
 
 
-def compiled_graphs() -> int:
+def count_compiled_graphs() -> int:
     """How many graphs torch has compiled in this process so far."""
     from torch._dynamo.utils import counters
 

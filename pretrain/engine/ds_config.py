@@ -80,7 +80,7 @@ def auto_bucket(model: ModelConfig, tensor_parallel: int = 1) -> int:
     return min(elements + elements % 2, LARGEST_BUCKET)
 
 
-def _filled_buckets(zero: Mapping[str, Any], model: ModelConfig, tensor_parallel: int) -> dict[str, Any]:
+def _fill_buckets(zero: Mapping[str, Any], model: ModelConfig, tensor_parallel: int) -> dict[str, Any]:
     """zero_optimization with auto_bucket in place of the buckets' "auto"; numbers stay."""
     automatic = [key for key in BUCKETS if zero.get(key) == "auto"]
     if not automatic:
@@ -95,7 +95,7 @@ def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
     gathers weights layer by layer.
     """
     bf16_by(run, ds_config)
-    _check_owned(ds_config, _of_the_optimizer(run))
+    _check_owned(ds_config, _list_optimizer_keys(run))
     if ds_config["zero_optimization"]["stage"] != 3:
         return
     if run.compile is True:
@@ -104,7 +104,7 @@ def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
         raise UserError("fused: all is not valid at ZeRO stage 3; give --fused loss or none")
 
 
-def _of_the_optimizer(run: RunConfig) -> dict[str, tuple[float, str]]:
+def _list_optimizer_keys(run: RunConfig) -> dict[str, tuple[float, str]]:
     owned: dict[str, tuple[float, str]] = {
         "gradient_clipping": (run.optimizer.gradient_clipping, "optimizer.gradient_clipping")
     }
@@ -137,12 +137,12 @@ def merge_ds_config(
         "train_batch_size": (plan.sequences, "global_batch_tokens"),
         "train_micro_batch_size_per_gpu": (plan.micro_batch, "micro_batch"),
         "gradient_accumulation_steps": (plan.accumulation, "global_batch_tokens and micro_batch"),
-        **_of_the_optimizer(run),
+        **_list_optimizer_keys(run),
     }
     _check_owned(ds_config, owned)
     merged = json.loads(json.dumps(ds_config))
     merged |= {key: value for key, (value, _) in owned.items()}
-    merged["zero_optimization"] = _filled_buckets(merged["zero_optimization"], model, run.tensor_parallel)
+    merged["zero_optimization"] = _fill_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
     # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when figures are
@@ -194,7 +194,7 @@ class EngineSettings:
     """Whether Muon steps the matrices of the blocks."""
 
     @classmethod
-    def of(
+    def from_run(
         cls,
         run: RunConfig,
         ds_config: Mapping[str, Any],
@@ -204,7 +204,7 @@ class EngineSettings:
     ) -> EngineSettings:
         """Build the settings of a run and a ds_config that ds_config_check.read_ds_config accepted, merged or
         not."""
-        zero = _filled_buckets(ds_config["zero_optimization"], model, run.tensor_parallel)
+        zero = _fill_buckets(ds_config["zero_optimization"], model, run.tensor_parallel)
         stage = zero["stage"]
         compute = 2 if bf16 else FP32_BYTES
         accumulation = ds_config.get("data_types", {}).get("grad_accum_dtype", "")

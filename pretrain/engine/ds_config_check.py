@@ -2,7 +2,7 @@
 
 DeepSpeed ignores unknown keys at the top level and reads "false" as true there. Here keys and types are
 checked, without DeepSpeed or torch. DeepSpeed checks ranges inside its blocks when it builds the engine; see
-pretrain.engine.build.refusals_of_deepspeed.
+pretrain.engine.build.explain_refusals.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, closest, shown
-from pretrain.utils.parsing import read_json_object, shown_json
+from model.errors import UserError, quote, suggest
+from pretrain.utils.parsing import quote_json, read_json_object
 
 OWNED = (
     "train_batch_size",
@@ -165,8 +165,8 @@ def read_ds_config(path: str) -> dict[str, Any]:
     """
     config = read_json_object(Path(path), "ds_config", HINT)
     if mistakes := check_ds_config(config):
-        raise UserError(f"ds_config: {shown(path, plain=True)}: {'; '.join(mistakes)}")
-    return simplified(config)
+        raise UserError(f"ds_config: {quote(path, plain=True)}: {'; '.join(mistakes)}")
+    return simplify(config)
 
 
 def check_ds_config(config: Mapping[str, Any]) -> list[str]:
@@ -199,24 +199,24 @@ def _mistakes(
         path, kind = f"{prefix}{name}", supported.get(name)
         if path in NOT_SUPPORTED:
             if not _is_off(value):
-                yield f"{path} is {shown_json(value)}; {NOT_SUPPORTED[path]}"
+                yield f"{path} is {quote_json(value)}; {NOT_SUPPORTED[path]}"
         elif value in (None, "auto") and path not in ("zero_optimization.stage", "bf16.enabled"):
             continue
         elif kind is None:
-            yield f"{shown(path, plain=True)} is unknown or not supported{_nearest(path)}"
+            yield f"{quote(path, plain=True)} is unknown or not supported{_nearest(path)}"
         elif isinstance(kind, dict) and isinstance(value, dict):
             yield from _mistakes(value, kind, f"{path}.")
         else:
             accepts, valid = _MAPPING if isinstance(kind, dict) else kind
             if not accepts(value):
-                yield f"{path} is {shown_json(value)}; {valid}"
+                yield f"{path} is {quote_json(value)}; {valid}"
 
 
 def _nearest(path: str) -> str:
     """A hint at the key of the same name in another block, or at the nearest path."""
     paths, name = list(supported_keys()), path.rpartition(".")[2]
     elsewhere = [known for known in paths if known.rpartition(".")[2] == name]
-    hint = f"; did you mean {elsewhere[0]!r}?" if len(elsewhere) == 1 else closest(path, paths)
+    hint = f"; did you mean {elsewhere[0]!r}?" if len(elsewhere) == 1 else suggest(path, paths)
     return hint or "; leave it out"
 
 
@@ -226,12 +226,12 @@ def _is_off(value: Any) -> bool:
     return value == "auto" or not value
 
 
-def simplified(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def simplify(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Drop what is off, null or "auto" from a checked ds_config, except what merge_ds_config fills in."""
     result = {}
     for key, value in block.items():
         path = f"{prefix}{key}"
         is_default = value is None or (value == "auto" and path not in AUTOMATIC)
         if path not in NOT_SUPPORTED and not is_default:
-            result[key] = simplified(value, f"{path}.") if isinstance(value, dict) else value
+            result[key] = simplify(value, f"{path}.") if isinstance(value, dict) else value
     return result

@@ -46,7 +46,7 @@ class Matrix:
         return rows * cols * min(head_dim, self.shape[1 - dimension])
 
 
-def matrix_of(spec: ParameterSpec, model: ModelConfig, settings: MuonConfig) -> Matrix:
+def describe_matrix(spec: ParameterSpec, model: ModelConfig, settings: MuonConfig) -> Matrix:
     """Describe a block's matrix, whose heads have its layer's head dim."""
     role = spec.role
     assert len(spec.shape) == 2 and spec.shard_dimension is not None and role.layer is not None
@@ -143,7 +143,7 @@ def connect_muon(
     exchanges = {}
     for flat in engine_flats(engine):
         if is_muon(flat.group):
-            matrices = {name: matrix_of(specs[name], model, settings) for name in flat.all_pieces}
+            matrices = {name: describe_matrix(specs[name], model, settings) for name in flat.all_pieces}
             exchanges[flat.master] = FlatExchange(flat, matrices, t, data_parallel)
     device = torch.device(engine.device)
 

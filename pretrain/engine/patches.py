@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from pretrain.engine.quiet import import_deepspeed, quiet_deepspeed
+from pretrain.engine.deepspeed_logging import import_deepspeed, quiet_deepspeed
 from pretrain.optim.spikes import SpikeGuard
 
 
@@ -59,7 +59,7 @@ REPLACED = {
 
 
 @contextlib.contextmanager
-def libraries_restored() -> Iterator[None]:
+def preserve_libraries() -> Iterator[None]:
     """Put back at the end of the block what a session replaces in torch and DeepSpeed. Imports DeepSpeed.
 
     The accelerator that DeepSpeed has found stays, and so do its modules.
@@ -138,7 +138,7 @@ def forget_stage_3_modules() -> None:
 
 
 @contextlib.contextmanager
-def guarded_updates(guard: SpikeGuard) -> Iterator[None]:
+def guard_updates(guard: SpikeGuard) -> Iterator[None]:
     """Let *guard* reject gradient norms in this block, unless it never skips.
 
     The optimizers compute the global norm, the same on all ranks, and leave out the update if it is rejected.

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, quote, suggest
 from pretrain.config.sections import EvaluationConfig
-from pretrain.utils.extras import check_installed, not_installed
 from pretrain.utils.files import read_regular
+from pretrain.utils.optional_packages import check_installed, make_missing_error
 from pretrain.utils.parsing import MOST_BYTES, check_nesting
 
 # The six tasks of the Prism paper (arXiv 2606.27449).
@@ -36,7 +36,7 @@ def check_evaluation(settings: EvaluationConfig) -> None:
     check_installed("lm_eval", "evaluation.every")
     try:
         check_tasks(settings.tasks, settings.include_path)
-        existing_data_dir(settings.data_dir)
+        check_data_dir(settings.data_dir)
     except UserError as error:
         raise UserError(f"evaluation.{error}") from None  # its fields are those of the command
 
@@ -50,13 +50,13 @@ def check_tasks(tasks: str, include_path: str | None) -> None:
     """
     if include_path is not None and not Path(include_path).is_dir():
         raise UserError(
-            f"include_path: {shown(include_path)} is not a folder; give one that holds task YAMLs"
+            f"include_path: {quote(include_path)} is not a folder; give one that holds task YAMLs"
         )
     known = library_names()
     if include_path is not None:
-        known |= _names_in(_task_files(include_path), "include_path")
+        known |= _find_names(_task_files(include_path), "include_path")
     files = [name for name in resolve_tasks(tasks.split(","), known) if name.endswith(SUFFIXES)]
-    _names_in(files, "tasks")
+    _find_names(files, "tasks")
 
 
 @functools.cache  # some 15,000 files; a study asks for every variant
@@ -68,9 +68,9 @@ def library_names() -> frozenset[str]:
     """
     found = importlib.util.find_spec("lm_eval")
     if found is None:
-        raise not_installed("lm_eval")
+        raise make_missing_error("lm_eval")
     folders = found.submodule_search_locations or []
-    return frozenset(_names_in(_task_files(f"{folders[0]}/tasks") if folders else []))
+    return frozenset(_find_names(_task_files(f"{folders[0]}/tasks") if folders else []))
 
 
 def resolve_tasks(names: Sequence[str], known: Collection[str]) -> list[str]:
@@ -92,15 +92,15 @@ def resolve_tasks(names: Sequence[str], known: Collection[str]) -> list[str]:
         if name and name not in GROUPS and name not in known:
             # Ours first: among lm-eval's thousands of names a typing error finds obscure ones.
             ours = [*GROUPS, *GROUPS["papers"]]
-            hint = closest(name, ours) or closest(name, known) or "; give lm-eval's names"
-            raise UserError(f"tasks: {shown(name)} is unknown{hint}")
+            hint = suggest(name, ours) or suggest(name, known) or "; give lm-eval's names"
+            raise UserError(f"tasks: {quote(name)} is unknown{hint}")
         tasks += GROUPS.get(name, (name,) if name else ())
     if not tasks:
         raise UserError("tasks: none given; give names such as hellaswag,piqa or the group papers")
     return list(dict.fromkeys(tasks))
 
 
-def existing_data_dir(data_dir: str | None) -> Path | None:
+def check_data_dir(data_dir: str | None) -> Path | None:
     """*data_dir* as a path; None: the hub or its cache.
 
     Raises:
@@ -108,7 +108,7 @@ def existing_data_dir(data_dir: str | None) -> Path | None:
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise UserError(
-            f"data_dir: {shown(data_dir)} is not a folder; python -m pretrain.evaluation save writes one"
+            f"data_dir: {quote(data_dir)} is not a folder; python -m pretrain.evaluation save writes one"
         )
     return None if data_dir is None else Path(data_dir)
 
@@ -119,12 +119,12 @@ def _task_files(root: str) -> list[str]:
     found = list(islice(glob.iglob(pattern, recursive=True, include_hidden=True), MOST_FILES))  # noqa: PTH207
     if len(found) == MOST_FILES:
         raise UserError(
-            f"include_path: {shown(root)} holds {MOST_FILES:,} files or more; give a folder of tasks"
+            f"include_path: {quote(root)} holds {MOST_FILES:,} files or more; give a folder of tasks"
         )
     return [path for path in found if path.endswith(".yaml") or "." not in path.rpartition("/")[2]]
 
 
-def _names_in(files: Iterable[str], field: str | None = None) -> set[str]:
+def _find_names(files: Iterable[str], field: str | None = None) -> set[str]:
     """Names of tasks, groups and tags that files may define, and some other words beside them.
 
     Args:
@@ -138,9 +138,9 @@ def _names_in(files: Iterable[str], field: str | None = None) -> set[str]:
             # lm-eval would wait for a pipe, and hold a long file; it passes over what cannot be read.
             unwanted = error.errno in (errno.EINVAL, errno.EFBIG)
             if field and unwanted and not os.path.isdir(path):  # noqa: PTH112
-                raise UserError(f"{field}: {shown(path)} {error.strerror}") from None
+                raise UserError(f"{field}: {quote(path)} {error.strerror}") from None
             continue
         if field:
-            check_nesting(data.decode("utf-8", "replace"), f"{field}: {shown(path, plain=True)}")
+            check_nesting(data.decode("utf-8", "replace"), f"{field}: {quote(path, plain=True)}")
         words.update(word for written in _NAMES.findall(data) for word in _WORDS.findall(written))
     return {word.decode("utf-8", "replace") for word in words}

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from model.declared import Count, Positive, declared
+from model.declared import NonNegativeInt, PositiveInt, declared
 from model.errors import UserError
 from pretrain.config.options import parse_options
-from pretrain.evaluation.checks import check_tasks, existing_data_dir, resolve_tasks
+from pretrain.evaluation.checks import check_data_dir, check_tasks, resolve_tasks
 from pretrain.hf.model_folder import check_model
 from pretrain.runtime.command import run_command
 from pretrain.utils.env_check import check_variables
 from pretrain.utils.files import write_atomically
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 if TYPE_CHECKING:
     from pretrain.runtime.world import World
@@ -39,15 +39,15 @@ class EvaluationOptions:
     blimp, wikitext"""
     include_path: str | None = None
     """a folder with more tasks as lm-eval's YAMLs; code that they name is run"""
-    num_fewshot: Count | None = None
+    num_fewshot: NonNegativeInt | None = None
     """solved items before each (default: as the task says, else none)"""
     data_dir: str | None = None
     """read the tasks' data sets from here instead of the hub"""
-    step: Count | None = None
+    step: NonNegativeInt | None = None
     """which checkpoint of a run (default: the newest valid one)"""
-    limit: Positive | None = None
+    limit: PositiveInt | None = None
     """at most this many items of each task, for a first look"""
-    batch_tokens: Positive | None = None
+    batch_tokens: PositiveInt | None = None
     """tokens of a forward pass (default: by the device's memory)"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """to compute in: float32, bfloat16, float16 (default: as exported; float32, on GPUs TF32, for a run)"""
@@ -84,21 +84,21 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     )
     check_variables("hub")
     check_model(options.model, options.step)
-    data_dir = existing_data_dir(options.data_dir or None)
+    data_dir = check_data_dir(options.data_dir or None)
     check_tasks(options.tasks, options.include_path)
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.deepspeed_logging import quiet_libraries
 
     quiet_libraries()
     import lm_eval.utils
     import torch
 
     from pretrain.evaluation.language_model import ZeroShotModel
-    from pretrain.evaluation.scores import headline, load_tasks, score, task_manager, without_subtasks
+    from pretrain.evaluation.scores import drop_subtasks, headline, load_tasks, score, task_manager
     from pretrain.hf.open_model import open_model
 
     world = _join_ranks()
     # Rank 0 reads some ten thousand files for all.
-    manager = world.once(lambda: task_manager(options.include_path))
+    manager = world.on_rank_zero(lambda: task_manager(options.include_path))
     tasks = resolve_tasks(options.tasks.split(","), manager.all_tasks)
     # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
     # settle.
@@ -109,10 +109,10 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     results = score(model, loaded, options.limit, shots=options.num_fewshot)
     if not world.is_main:
         return
-    print(lm_eval.utils.make_table({**results, "results": without_subtasks(results)}))
+    print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
     if model.truncated:
         too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
-        print(labelled("note", f"{too_long} and cut on the left"))
+        print(log_line("note", f"{too_long} and cut on the left"))
     where = "evaluation.json" if opened.step is None else f"evaluation/step_{opened.step:06d}.json"
     out = Path(options.out or Path(options.model, where))
     theirs = out.with_name(f"{out.stem}.lm_eval.json")
@@ -132,14 +132,14 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, json.dumps(record, indent=2, default=str) + "\n")
         write_atomically(
-            theirs, json.dumps(_as_lm_eval_writes(options, results), indent=2, default=str) + "\n"
+            theirs, json.dumps(_to_lm_eval_record(options, results), indent=2, default=str) + "\n"
         )
     except OSError as error:
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
-    print(labelled("wrote", f"{out}; as lm-eval writes it: {theirs}"))
+    print(log_line("wrote", f"{out}; as lm-eval writes it: {theirs}"))
 
 
-def _as_lm_eval_writes(options: EvaluationOptions, results: dict[str, Any]) -> dict[str, Any]:
+def _to_lm_eval_record(options: EvaluationOptions, results: dict[str, Any]) -> dict[str, Any]:
     """The record of lm-eval's own command, for programs that read it."""
     import lm_eval
 

@@ -15,9 +15,9 @@ from unittest import mock
 
 import datasets
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.utils.files import atomic_folder, refuse_longer
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 DEFAULT = "default"
 MOST_BYTES = 1 << 32
@@ -26,7 +26,7 @@ READERS = {".jsonl": datasets.Dataset.from_json, ".parquet": datasets.Dataset.fr
 
 
 @contextmanager
-def data_sets_in(data_dir: Path | None, save: bool = False) -> Iterator[None]:
+def use_data_sets(data_dir: Path | None, save: bool = False) -> Iterator[None]:
     """Inside the block lm-eval's tasks load their data sets from *data_dir*; None: from the hub or its cache.
 
     Args:
@@ -45,7 +45,7 @@ def data_sets_in(data_dir: Path | None, save: bool = False) -> Iterator[None]:
             with atomic_folder(folder) as partial:
                 for split, rows in original(path=path, name=name, **kwargs).items():
                     rows.save_to_disk(str(partial / split))
-            print(labelled("saved", folder))
+            print(log_line("saved", folder))
         return read_data_set(folder)
 
     # lm-eval's tasks call this function and have no setting for it.
@@ -65,7 +65,7 @@ def read_data_set(folder: Path) -> Any:
             try:
                 refuse_longer(path.stat(), path, MOST_BYTES)
             except OSError as error:
-                raise UserError(f"data_dir: {shown(str(path))} {error.strerror}") from None
+                raise UserError(f"data_dir: {quote(str(path))} {error.strerror}") from None
         if (entry / "dataset_info.json").is_file():
             splits[entry.name] = datasets.load_from_disk(str(entry), keep_in_memory=True)
         elif entry.suffix in READERS:

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from model.attention import any_length
+from model.attention import allow_any_length
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
-from pretrain.evaluation.checks import existing_data_dir, resolve_tasks
+from pretrain.evaluation.checks import check_data_dir, resolve_tasks
 from pretrain.evaluation.language_model import ZeroShotModel
 from pretrain.evaluation.scores import headline, load_tasks, score, task_manager
 from pretrain.run.hooks import HookResult, IntervalHook
 from pretrain.run.session import Session
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 
 class EvaluationHook(IntervalHook):
@@ -33,14 +33,14 @@ class EvaluationHook(IntervalHook):
         self._session, self._settings = session, session.run.evaluation
         super().__init__(self._settings.every, session.run.steps)
         # Rank 0 reads some ten thousand files for all.
-        manager = session.world.once(lambda: task_manager(self._settings.include_path))
+        manager = session.world.on_rank_zero(lambda: task_manager(self._settings.include_path))
         problem = None
         try:
             names = resolve_tasks(self._settings.tasks.split(","), manager.all_tasks)
-            self._tasks = load_tasks(names, manager, existing_data_dir(self._settings.data_dir))
+            self._tasks = load_tasks(names, manager, check_data_dir(self._settings.data_dir))
         except UserError as error:
             problem = f"evaluation.{error}"  # "tasks: …" or "data_dir: …", which are fields there
-        problem = session.world.agree(problem)
+        problem = session.world.first_problem(problem)
         if problem:
             raise UserError(problem)
 
@@ -59,7 +59,7 @@ class EvaluationHook(IntervalHook):
         engine.eval()
         try:
             # Batches come in every length; compiling each would take longer than scoring it.
-            with torch.compiler.set_stance("force_eager"), any_length():
+            with torch.compiler.set_stance("force_eager"), allow_any_length():
                 limit, shots = self._settings.limit, self._settings.num_fewshot
                 results = score(model, self._tasks, limit, bootstrap=0, shots=shots)
         finally:
@@ -68,4 +68,4 @@ class EvaluationHook(IntervalHook):
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         line = f"step {state.step:,}: {shown} ({time.monotonic() - began:.1f} s)"
         figures = {f"evaluation/{name}": value for name, value in scores.items()}
-        return HookResult(figures, [labelled("scores", line)])
+        return HookResult(figures, [log_line("scores", line)])

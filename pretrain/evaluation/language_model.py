@@ -132,15 +132,15 @@ class ZeroShotModel(TemplateLM):
         The whole text so far is run for each token: there is no cache, so that any model can be asked.
         """
         # The longest first, as when texts are scored.
-        rows = [self._writing(index, *request.args) for index, request in enumerate(requests)]
+        rows = [self._prepare_writing(index, *request.args) for index, request in enumerate(requests)]
         rows.sort(key=lambda row: (-len(row.tokens), row.index))
         mine = rows[self.world.data_rank :: self.world.data_parallel]
         with torch.no_grad():
-            while left := self._anywhere([row for row in mine if not row.done]):
-                self._write(self._fitting(left))
-        return [text for _, text in sorted(self._of_all_copies([(row.index, row.text) for row in mine]))]
+            while left := self._share_work([row for row in mine if not row.done]):
+                self._write(self._take_fitting(left))
+        return [text for _, text in sorted(self._gather_copies([(row.index, row.text) for row in mine]))]
 
-    def _of_all_copies(self, results: list[T]) -> list[T]:
+    def _gather_copies(self, results: list[T]) -> list[T]:
         """The *results* of all copies of the model. Collective."""
         if self.world.data_parallel == 1:
             return results
@@ -155,7 +155,7 @@ class ZeroShotModel(TemplateLM):
             tokens[place, : len(row)] = torch.tensor(row)
         return self.logits_of(tokens.to(self.world.device))
 
-    def _writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
+    def _prepare_writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
         """A request as lm-eval's models read it: the context is cut on the left where it leaves no room."""
         until = wanted.get("until") or []
         most = min(int(wanted.get("max_gen_toks", DEFAULT_WRITTEN)), self.max_length - 1)
@@ -166,7 +166,7 @@ class ZeroShotModel(TemplateLM):
         stops = [until] if isinstance(until, str) else list(until)
         return Writing(index, kept, len(kept), most, [stop for stop in stops if stop], temperature)
 
-    def _anywhere(self, left: list[Writing]) -> list[Writing]:
+    def _share_work(self, left: list[Writing]) -> list[Writing]:
         """What is left to write here; of a rank with nothing left, while others write, something finished."""
         if self.world.data_parallel == 1:
             return left
@@ -174,7 +174,7 @@ class ZeroShotModel(TemplateLM):
             return []
         return left or [Writing(-1, [self.eot_token_id], 1, 0, [], 0.0, done=True)]
 
-    def _fitting(self, rows: list[Writing]) -> list[Writing]:
+    def _take_fitting(self, rows: list[Writing]) -> list[Writing]:
         """The first rows, as many as a pass takes."""
         longest = max(len(row.tokens) for row in rows)
         return rows[: max(1, self.batch_tokens // longest)]
@@ -183,9 +183,12 @@ class ZeroShotModel(TemplateLM):
         """One token for each row."""
         for row, row_logits in zip(rows, self._logits([row.tokens for row in rows]), strict=True):
             if not row.done:
-                row.add(self._chosen(row, row_logits[len(row.tokens) - 1].float().cpu()), self.text_tokenizer)
+                row.add(
+                    self._choose_token(row, row_logits[len(row.tokens) - 1].float().cpu()),
+                    self.text_tokenizer,
+                )
 
-    def _chosen(self, row: Writing, logits: Tensor) -> int:
+    def _choose_token(self, row: Writing, logits: Tensor) -> int:
         """The next token of a row, given logits [vocabulary]. A sample depends on the row alone."""
         if row.temperature == 0:
             return int(logits.argmax())
@@ -202,7 +205,7 @@ class ZeroShotModel(TemplateLM):
         results = [result for batch in batches[rank::copies] for result in self._score(batch)]
         if 0 < len(batches) % copies <= rank:
             self._score(batches[0])  # the others make one pass more
-        ordered = sorted(self._of_all_copies(results))
+        ordered = sorted(self._gather_copies(results))
         assert [index for index, *_ in ordered] == list(range(len(requests)))
         return [(score, greedy) for _, score, greedy in ordered]
 

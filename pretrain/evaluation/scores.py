@@ -21,8 +21,8 @@ from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from model.errors import UserError, shown
-from pretrain.evaluation.data_sets import data_sets_in
+from model.errors import UserError, quote
+from pretrain.evaluation.data_sets import use_data_sets
 
 SEED = 1234
 OWN_FOLDER = Path(__file__).parent
@@ -55,7 +55,7 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
         UserError: a data set is missing, or a task runs code that the model writes, or shows images.
     """
     quiet_lm_eval()
-    with _random_state_kept(), data_sets_in(data_dir):
+    with _preserve_random_state(), use_data_sets(data_dir):
         _seed()
         loaded = _load(tasks, manager)
     for name, task in loaded["tasks"].items():
@@ -84,7 +84,7 @@ def score(
     Raises:
         UserError: lm-eval cannot make questions or answers of an item.
     """
-    with _random_state_kept():
+    with _preserve_random_state():
         _seed()
         for task in loaded["tasks"].values():
             task_shots = task.get_config("num_fewshot")
@@ -102,7 +102,7 @@ def score(
                 raise  # of the model
             raise UserError(
                 f"tasks: an item of {','.join(loaded['tasks']):.200} cannot be scored "
-                f"({type(error).__name__}: {shown(error, 120, plain=True)}); check the data set"
+                f"({type(error).__name__}: {quote(error, 120, plain=True)}); check the data set"
             ) from error
         for task in loaded["tasks"].values():
             task._instances = None  # every request and answer
@@ -122,7 +122,7 @@ def save_data_sets(tasks: Sequence[str], manager: TaskManager, data_dir: Path) -
     Raises:
         UserError: something cannot be fetched or written.
     """
-    with data_sets_in(data_dir, save=True):
+    with use_data_sets(data_dir, save=True):
         _load(tasks, manager)
 
 
@@ -148,7 +148,7 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
             logger.setLevel(level)
 
 
-def without_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def drop_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """lm-eval's figures by task, with groups instead of their many subtasks."""
     groups = results.get("group_subtasks", {}).items()
     subtasks = {name for group, names in groups if group in results["results"] for name in names}
@@ -158,7 +158,7 @@ def without_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def headline(results: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures as ``task/metric`` -> value."""
     figures = {}
-    for task, values in without_subtasks(results).items():
+    for task, values in drop_subtasks(results).items():
         for key, value in values.items():
             metric, _, _ = key.partition(",")
             if "," in key and not metric.endswith("_stderr") and isinstance(value, int | float):
@@ -167,7 +167,7 @@ def headline(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def _preserve_random_state() -> Iterator[None]:
     """Restore Python's, numpy's and torch's random states, which lm-eval seeds and training must keep."""
     states = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

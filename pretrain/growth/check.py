@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pretrain.config.growth import GrowthConfig
 from pretrain.growth.record import Change, Event, GrowthState
-from pretrain.growth.spectrum import Extremes, extended, extremes, projected
+from pretrain.growth.spectrum import Extremes, extend_basis, extremes, project_out
 
 SMALLEST_SHARE = 1e-6
 """Of a layer's energy: eigenvalues below it are rounding, whatever the threshold is."""
@@ -80,14 +80,14 @@ class Check:
         for known in state.layers:
             known.wait = max(0, known.wait - 1)
         # Among the heads that were measured, before new ones are added.
-        pruned = self._pruned(waiting) if self.config.criterion == "incrt" else []
-        for layer in self._growing(step, waiting, norms):
+        pruned = self._choose_pruned(waiting) if self.config.criterion == "incrt" else []
+        for layer in self._choose_growing(step, waiting, norms):
             if self._budget_left() <= 0:
                 break
             change = Change(layer, self.heads[layer], "grow")
             pair = self._pair(layer)
             if pair is not None:  # the direction is captured, however the head is drawn
-                self.captured[layer] = extended(self.captured[layer], pair.top)
+                self.captured[layer] = extend_basis(self.captured[layer], pair.top)
             if (directions := self._directions(pair)) is not None:
                 found[change] = directions
             state.layers[layer].grown += 1
@@ -139,7 +139,7 @@ class Check:
 
     # ---------------------------------------------------------------------- criteria
 
-    def _growing(self, step: int, waiting: Sequence[bool], norms: Mapping[int, float]) -> list[int]:
+    def _choose_growing(self, step: int, waiting: Sequence[bool], norms: Mapping[int, float]) -> list[int]:
         """Layers that get a head, the most urgent first; a layer comes as often as it gets one."""
         criterion, free = self.config.criterion, self._free()
         if criterion == "schedule":
@@ -179,7 +179,7 @@ class Check:
             return 0.0
         return largest / thresholds[0]
 
-    def _pruned(self, waiting: Sequence[bool]) -> list[tuple[int, int]]:
+    def _choose_pruned(self, waiting: Sequence[bool]) -> list[tuple[int, int]]:
         """Layers that lose a head, and which: the one of least energy of those below φ_g for long enough."""
         found = []
         for layer, known in enumerate(self.state.layers):
@@ -193,7 +193,7 @@ class Check:
     def _pair(self, layer: int) -> Extremes | None:
         """Top and bottom of what is left of A_res beside what is captured; None where nothing is."""
         measure = self.measures[layer]
-        pair = extremes(projected(measure.residual.cpu(), self.captured[layer]), measure.extremes.top)
+        pair = extremes(project_out(measure.residual.cpu(), self.captured[layer]), measure.extremes.top)
         return pair if pair.largest > SMALLEST_SHARE * measure.gamma else None
 
     def _directions(self, pair: Extremes | None) -> Tensor | None:

@@ -32,11 +32,11 @@ dimensions would be multiples of each other, and without rotary positions would 
 
 def pending_changes(state: TrainingState) -> list[Change]:
     """The changes that were decided at a checkpoint's step, and are made before the next."""
-    growth = GrowthState.of(state)
+    growth = GrowthState.from_state(state)
     return growth.pending if growth else []
 
 
-def changed_model(model: ModelConfig, changes: Sequence[Change]) -> ModelConfig:
+def apply_changes(model: ModelConfig, changes: Sequence[Change]) -> ModelConfig:
     """The model after *changes*. Raises UserError for one that the model has no place for."""
     if not changes:
         return model
@@ -89,8 +89,8 @@ def candidate(
 
 def open_changed(folder: Path) -> UnshardedCheckpoint:
     """Open a checkpoint as a run goes on from it: after its pending changes. Raises as
-    UnshardedCheckpoint.open and changed_checkpoint."""
-    return changed_checkpoint(UnshardedCheckpoint.open(folder))
+    UnshardedCheckpoint.open and apply_pending_changes."""
+    return apply_pending_changes(UnshardedCheckpoint.open(folder))
 
 
 def note_changed(state: TrainingState) -> None:
@@ -101,7 +101,7 @@ def note_changed(state: TrainingState) -> None:
         state.from_seed = False
 
 
-def changed_checkpoint(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
+def apply_pending_changes(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
     """The checkpoint after its pending changes, or itself if there are none. Nothing is read yet.
 
     Raises:
@@ -111,7 +111,7 @@ def changed_checkpoint(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoint:
     if not changes:
         return checkpoint
     model = ModelConfig.from_json(checkpoint.state.model)
-    after = changed_model(model, changes)
+    after = apply_changes(model, changes)
     source = _ChangedSource(checkpoint, model, changes)
     return UnshardedCheckpoint(checkpoint.folder, checkpoint.state, source, parameter_specs(after))
 

@@ -15,7 +15,7 @@ from model.heads import format_heads
 from pretrain.checkpoint.state import Record, TrainingState
 from pretrain.config.lengths import length_in_steps
 from pretrain.growth.check import Check, LayerMeasure
-from pretrain.growth.edit import candidate, changed_model
+from pretrain.growth.edit import apply_changes, candidate
 from pretrain.growth.measure import gradient_norms, query_and_key_weights, second_moments
 from pretrain.growth.models import check_every_split
 from pretrain.growth.record import NAME, Change, GrowthState
@@ -73,32 +73,32 @@ class Growth(Hook):
         self._top: list[Tensor | None] = [None] * layers
         self._directions: dict[Change, Tensor] = {}
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether to check after this many steps: at the interval, or at the steps of a schedule."""
         if self.config.criterion == "schedule":
             return step in self.config.schedule
         return self.config.active and step <= self.last and step % self.every == 0
 
-    def _kept(self) -> tuple[tuple[str, list[Any], int], ...]:
+    def _list_kept(self) -> tuple[tuple[str, list[Any], int], ...]:
         """What is kept of every layer: the beginning of its name, the tensors, and their dimensions."""
         return (MOMENT, self._moments, 2), (CAPTURED, self._captured, 2), (TOP, self._top, 1)
 
     def state(self) -> dict[str, Tensor]:
         """Second moments, captured directions, the last eigenvectors, and the directions of pending heads."""
-        named = {f"{name}{layer}": t for name, kept, _ in self._kept() for layer, t in enumerate(kept)}
+        named = {f"{name}{layer}": t for name, kept, _ in self._list_kept() for layer, t in enumerate(kept)}
         directions = {change.directions: pair for change, pair in self._directions.items()}
         return {name: tensor.cpu() for name, tensor in named.items() if tensor is not None} | directions
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the tensors of ``state``; directions of pending heads are read where their weights are
         made."""
-        for name, kept, dimensions in self._kept():
+        for name, kept, dimensions in self._list_kept():
             for layer in range(self.model.num_layers):
                 tensor = tensors.get(f"{name}{layer}", torch.empty(0))
                 if tensor.ndim == dimensions and tensor.shape[-1] == self.model.d_model:
                     kept[layer] = tensor
 
-    def reshaped(self, model: ModelConfig) -> None:
+    def model_changed(self, model: ModelConfig) -> None:
         """Go on with other heads."""
         self.model, self._directions = model, {}
 
@@ -146,7 +146,7 @@ class Growth(Hook):
         state.records[NAME] = Record(growth.to_json(), needed=True)
         if not growth.pending:
             return HookResult(found)
-        model = changed_model(self.model, growth.pending)
+        model = apply_changes(self.model, growth.pending)
         return HookResult(found, [self._line(growth.pending, model, state.step)], model)
 
     def opening(self, session: Session) -> list[str]:

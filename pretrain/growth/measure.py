@@ -24,7 +24,7 @@ from model.loss import IGNORED_LABEL
 from model.parameters import parameter_specs
 from model.rotary import rotate
 from model.transformer import Block, Transformer
-from pretrain.diagnostics.forward import measuring
+from pretrain.diagnostics.forward import prepare_measurement
 from pretrain.diagnostics.weights import OwnWeights, projections
 from pretrain.runtime.world import World
 
@@ -45,10 +45,10 @@ def second_moments(engine: Any, batches: Sequence[list[Tensor]], world: World) -
     takes it.
     """
     sums: dict[int, Tensor] = {}
-    masks = [_not_padding(engine.module, batch) for batch in batches]
+    masks = [_mask_examples(engine.module, batch) for batch in batches]
     share = _tokens_of_a_pass(masks, world)
 
-    with measuring(engine) as (network, hooks), _without_head(engine), torch.no_grad():
+    with prepare_measurement(engine) as (network, hooks), _skip_lm_head(engine), torch.no_grad():
         counted: Tensor | None = None
 
         def record(layer: int, module: Any, inputs: tuple[Any, ...]) -> None:
@@ -85,8 +85,8 @@ def _tokens_of_a_pass(masks: Sequence[Tensor | None], world: World) -> float | N
 
 
 @contextmanager
-def _without_head(engine: Any) -> Iterator[None]:
-    """Leave head and loss out of forward passes: a fifth of a small model's check, and more with a large
+def _skip_lm_head(engine: Any) -> Iterator[None]:
+    """Leave LM head and loss out of forward passes: a fifth of a small model's check, and more with a large
     vocabulary.
 
     At ZeRO stage 3, which gathers ahead by the order of the pass before, they stay.
@@ -105,7 +105,7 @@ def _without_head(engine: Any) -> Iterator[None]:
 def query_and_key_weights(engine: Any, config: ModelConfig, world: World) -> dict[str, Tensor]:
     """The fp32 masters of W_Q and W_K [A, d] of all layers by name, on every rank's CPU. Collective."""
     own = OwnWeights(engine, projections(config.num_layers), parameter_specs(config))
-    return dict(own.full(world))
+    return dict(own.gather_full(world))
 
 
 def gradient_norms(
@@ -122,7 +122,7 @@ def gradient_norms(
     inputs: dict[int, tuple[Any, ...]] = {}
     outputs: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
-    with measuring(engine) as (network, hooks), torch.enable_grad():
+    with prepare_measurement(engine) as (network, hooks), torch.enable_grad():
         network.training = True  # the network's own loss; its modules stay in evaluation mode, for the hooks
 
         def record(layer: int, module: Any, given: tuple[Any, ...], output: Tensor) -> None:
@@ -151,11 +151,11 @@ def _output_gradient(
     and what the module was *given*."""
     output = _head_output(network, layer, given, head)
     if network.grid.sequence_parallel:
-        gradient = _whole(gradient, network)
+        gradient = _gather_sequence(gradient, network)
     return gradient.float().flatten(0, 1).T @ output.float().flatten(0, 1)
 
 
-def _not_padding(network: Transformer, batch: list[Tensor]) -> Tensor | None:
+def _mask_examples(network: Transformer, batch: list[Tensor]) -> Tensor | None:
     """Which positions of a classifier's micro-batch are of an example, bool [B T]; None where all are."""
     if network.config.classes is None:
         return None
@@ -172,7 +172,7 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
     hidden, inputs = given[0], BlockInputs(*given[1:])
     attention, mask = _attention(network, layer), inputs.mask
     if network.grid.sequence_parallel:
-        hidden = _whole(hidden, network)
+        hidden = _gather_sequence(hidden, network)
     query, key, value = ((hidden @ weight.to(hidden).T)[:, :, None] for weight in head)  # [B, T, 1, d_h]
     if attention.q_norm is not None and attention.k_norm is not None:
         query, key = attention.q_norm(query), attention.k_norm(key)
@@ -184,6 +184,6 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
     return attend(Heads(query, key, value, mask), attention.scale, attention.window).flatten(2)
 
 
-def _whole(hidden: Tensor, network: Transformer) -> Tensor:
+def _gather_sequence(hidden: Tensor, network: Transformer) -> Tensor:
     """[B, T / t, d] of all ranks of a tensor group -> [B, T, d]."""
     return all_gather(hidden, network.grid.tensor_group).transpose(0, 1).flatten(1, 2)

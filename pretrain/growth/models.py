@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from model import parallel_plan
 from model.config import ModelConfig
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from model.heads import format_heads
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.state import TrainingState, read_state
 from pretrain.config.growth import check_head_dim
 from pretrain.config.run_config import RunConfig
-from pretrain.growth.edit import changed_model, pending_changes
+from pretrain.growth.edit import apply_changes, pending_changes
 from pretrain.growth.record import NAME
 from pretrain.run.resume import is_imported, settings_to_give
 
@@ -46,16 +46,16 @@ def continue_model(
         saved: the checkpoint's state; of a new run one without a model.
 
     Raises:
-        UserError: as continued_model and check_kept_heads.
+        UserError: as choose_models and check_kept_heads.
     """
     if not (run.growth.active or saved.record(NAME)):
         return asked, asked
-    models = continued_model(asked, saved)
+    models = choose_models(asked, saved)
     check_kept_heads(run, saved, models[1])
     return models
 
 
-def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
+def choose_models(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
     """continue_model of a run that grows, or has grown.
 
     A run whose heads grew keeps them, with growth or without. A run of fixed heads that goes on with growth
@@ -80,7 +80,7 @@ def continued_model(run_model: ModelConfig, saved: TrainingState) -> tuple[Model
         fixed = run_model.replace(heads=model.heads, head_dim=model.head_dim)
         return fixed.replace(kv_heads=model.kv_heads), fixed.replace(head_dim=_head_dims(fixed))
     now = run_model.replace(heads=model.heads, head_dim=model.head_dim, kv_heads=model.kv_heads)
-    return now, changed_model(now, pending_changes(saved))
+    return now, apply_changes(now, pending_changes(saved))
 
 
 def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -> None:
@@ -100,7 +100,7 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
                 if now.get(name) not in (None, before.get(name)):
                     kept = f"{format_heads(model.heads)} of width {format_heads(_head_dims(model))}"
                     raise UserError(
-                        f"{f'{section}.{name}'.lstrip('.')}: {shown(now[name])} is new, and the run keeps "
+                        f"{f'{section}.{name}'.lstrip('.')}: {quote(now[name])} is new, and the run keeps "
                         f"its heads, {kept}; leave it out, or {settings_to_give(is_imported(saved))}"
                     )
     if run.growth.active:

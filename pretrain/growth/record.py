@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from model.config import ModelConfig
-from model.declared import Count, Positive, declared, from_plain, to_plain
+from model.declared import NonNegativeInt, PositiveInt, declared, from_dict, to_dict
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
 
@@ -22,8 +22,8 @@ ADVICE = "restore it, or continue without growth (--growth.criterion none)"
 class Change:
     """A head that is added to a layer or pruned."""
 
-    layer: Count
-    head: Count
+    layer: NonNegativeInt
+    head: NonNegativeInt
     """Index among the layer's heads: of a new one that it gets, of a pruned one that it has. Changes are made
     one after the other."""
     kind: Literal["grow", "prune"]
@@ -38,11 +38,11 @@ class Change:
 class Event:
     """A change of a layer's head count."""
 
-    step: Count
-    layer: Count
-    head: Count
+    step: NonNegativeInt
+    layer: NonNegativeInt
+    head: NonNegativeInt
     kind: Literal["grow", "prune"]
-    heads: Count
+    heads: NonNegativeInt
     """The layer's head count after the event."""
     gamma: float
     """The Γ that led to the event, measured with the heads before it."""
@@ -54,15 +54,15 @@ class Event:
 class LayerState:
     """What checks remember of a layer."""
 
-    below: list[Count]
+    below: list[NonNegativeInt]
     """By head: checks in a row below φ_g."""
     calibration: list[float] = field(default_factory=list)
     """Γ of the checks before the thresholds were set."""
     thresholds: tuple[float, float] | None = None
     """(θ_w, for λ_max; φ_g, for the energy of a head), or None before they are set."""
-    wait: Count = 0
+    wait: NonNegativeInt = 0
     """Checks that the layer still waits after a change."""
-    grown: Count = 0
+    grown: NonNegativeInt = 0
     """Heads that were ever added: at most d, one for each direction."""
 
 
@@ -70,9 +70,9 @@ class LayerState:
 class GrowthState:
     """What checks remember."""
 
-    start: Positive = 1
+    start: PositiveInt = 1
     """Heads of a layer when growth began (the mean, for a run that had its own schedule)."""
-    checks: Count = 0
+    checks: NonNegativeInt = 0
     layers: list[LayerState] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     """All changes so far, in order of step."""
@@ -86,7 +86,7 @@ class GrowthState:
         return cls(round(statistics.mean(heads)), layers=[LayerState([0] * count) for count in heads])
 
     @classmethod
-    def of(cls, state: TrainingState) -> GrowthState | None:
+    def from_state(cls, state: TrainingState) -> GrowthState | None:
         """What a checkpoint's state says; None for a run whose heads never changed.
 
         Raises:
@@ -95,7 +95,7 @@ class GrowthState:
         values = state.record(NAME)
         if not values:
             return None
-        found = from_plain(cls, values, "checkpoint: records in state.json", NAME)
+        found = from_dict(cls, values, "checkpoint: records in state.json", NAME)
         layers = len(ModelConfig.from_json(state.model).heads)
         if any(event.layer >= layers for event in found.events) or len(found.layers) != layers:
             raise UserError(
@@ -108,17 +108,17 @@ class GrowthState:
         """The state of a run whose model has these heads now; of a run that never grew, the one before.
 
         Raises:
-            UserError: as ``of``, and if it is of other heads.
+            UserError: as ``from_state``, and if it is of other heads.
         """
-        found = cls.of(state) or cls.begin(heads)
+        found = cls.from_state(state) or cls.begin(heads)
         if [len(layer.below) for layer in found.layers] != list(heads):
             raise UserError(f"checkpoint: growth in state.json does not describe the model's heads; {ADVICE}")
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """What ``of`` and ``read`` read."""
-        return to_plain(self)
+        """What ``from_state`` and ``read`` read."""
+        return to_dict(self)
 
-    def made(self) -> list[Event]:
+    def list_made(self) -> list[Event]:
         """The events without those that are pending, which are not in the checkpoint's model yet."""
         return self.events[: max(0, len(self.events) - len(self.pending))]

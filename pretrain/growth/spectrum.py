@@ -43,10 +43,10 @@ def skew_product(query: Tensor, key: Tensor) -> Tensor:
 def residual(second_moment: Tensor, skew: Tensor, captured: Tensor) -> Tensor:
     """A_res [d, d] of C [d, d], M_a [d, d] and orthonormal captured directions [k, d]."""
     product = second_moment @ skew
-    return projected((product + product.T) / 2, captured)
+    return project_out((product + product.T) / 2, captured)
 
 
-def projected(matrix: Tensor, captured: Tensor) -> Tensor:
+def project_out(matrix: Tensor, captured: Tensor) -> Tensor:
     """P B P of a symmetric B [d, d], for orthonormal directions [k, d] that P = I − QQᵀ takes away."""
     if not len(captured):
         return matrix
@@ -95,7 +95,7 @@ def extremes(matrix: Tensor, start: Tensor | None = None) -> Extremes:
     return Extremes(float(eigenvalues[high]), vector(high), float(eigenvalues[low]), vector(low))
 
 
-def extended(captured: Tensor, direction: Tensor) -> Tensor:
+def extend_basis(captured: Tensor, direction: Tensor) -> Tensor:
     """Captured directions [k, d] with one more [d]: orthonormal, by Gram-Schmidt done twice, in fp64.
 
     Raises:

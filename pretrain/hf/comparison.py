@@ -29,7 +29,7 @@ def kept_positions(length: int) -> Tensor:
 def our_logits(network: Transformer, tokens: np.ndarray) -> Tensor:
     """Logits [windows, kept positions, vocabulary] of our model for tokens [windows, T], fp32."""
     keep = kept_positions(tokens.shape[1])
-    # The output head then sees these positions only.
+    # The LM head then sees these positions only.
     hook = network.final_norm.register_forward_hook(lambda module, inputs, output: output[:, keep])
     try:
         return torch.cat([network(torch.from_numpy(row[None])) for row in tokens])

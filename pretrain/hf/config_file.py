@@ -15,8 +15,8 @@ import psutil
 from pydantic import Field, create_model
 
 from model.config import ModelConfig, Size, block
-from model.declared import STRICT, FromZero, from_plain, to_plain
-from model.errors import UserError, shown
+from model.declared import STRICT, NonNegativeFloat, from_dict, to_dict
+from model.errors import UserError, quote
 from model.heads import MOST_LAYERS
 from pretrain.utils.parsing import read_json_object
 
@@ -143,7 +143,7 @@ _OWN: dict[Format, Settings] = {
 _COMMON: Settings = {
     **dict.fromkeys(("bos_token_id", "pad_token_id", "pretraining_tp"), (int | None, None)),
     **dict.fromkeys(("dtype", "torch_dtype", "transformers_version"), (str | None, None)),
-    **dict.fromkeys(_DROPOUTS, (FromZero, 0.0)),
+    **dict.fromkeys(_DROPOUTS, (NonNegativeFloat, 0.0)),
     **dict.fromkeys(("use_cache", "reorder_and_upcast_attn"), (bool | None, None)),
     "eos_token_id": (int | list[int] | None, None),
     "architectures": (list[str] | None, None),
@@ -207,7 +207,7 @@ def read_model(folder: str | Path) -> FolderModel:
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         lacking = _LACKING.get(str(kind), "the architecture")
         raise UserError(
-            f"{where}: model_type {shown(kind)} is not supported; what is missing here: {lacking}; valid: "
+            f"{where}: model_type {quote(kind)} is not supported; what is missing here: {lacking}; valid: "
             f"{', '.join(MODEL_TYPES)}"
         )
     chosen = MODEL_TYPES[kind]
@@ -224,12 +224,12 @@ def read_model(folder: str | Path) -> FolderModel:
     for name, (only, lacking) in _ONLY.items():
         if written.get(name) not in (only, None):
             raise UserError(
-                f"{where}: {name} {shown(written[name])} is not supported; what is missing here: {lacking}; "
+                f"{where}: {name} {quote(written[name])} is not supported; what is missing here: {lacking}; "
                 f"valid: {only!r}"
             )
-    given = from_plain(_declaration(chosen), written, where)
+    given = from_dict(_declaration(chosen), written, where)
     try:
-        model = _model_of(given, chosen)
+        model = _build_model(given, chosen)
         if scaled:
             named = {ours: written[theirs] for ours, theirs in LLAMA3.items() if theirs in written}
             model = model.replace(rope_scaling={"type": "llama3", **named})
@@ -240,15 +240,15 @@ def read_model(folder: str | Path) -> FolderModel:
     return FolderModel(model, chosen, notes)
 
 
-def _model_of(given: Any, chosen: Format) -> ModelConfig:
+def _build_model(given: Any, chosen: Format) -> ModelConfig:
     values = {}
     for ours, names in SETTINGS.items():
         if (theirs := names[chosen]) is not None:
             value = getattr(given, theirs)
-            values[ours] = to_plain(VALUES[ours, chosen][value] if (ours, chosen) in VALUES else value)
+            values[ours] = to_dict(VALUES[ours, chosen][value] if (ours, chosen) in VALUES else value)
     if chosen == "gpt2":
         values["ffn_width"] = values["ffn_width"] or 4 * given.n_embd
-        return _shortest(block("gpt2", **values, heads=[given.n_head] * given.n_layer))
+        return _shorten_schedules(block("gpt2", **values, heads=[given.n_head] * given.n_layer))
     count = given.num_hidden_layers
     if chosen == "llama" and given.hidden_size % given.num_attention_heads:
         raise UserError(
@@ -262,7 +262,7 @@ def _model_of(given: Any, chosen: Format) -> ModelConfig:
     if len(kinds) != count:
         raise UserError(f"layer_types: {len(kinds)} entries given; give one for each of {count} layers")
     if beyond := own.keys() - set(map(str, range(count))):
-        raise UserError(f"per_layer_config: {shown(min(beyond))} is not a layer; give 0 to {count - 1}")
+        raise UserError(f"per_layer_config: {quote(min(beyond))} is not a layer; give 0 to {count - 1}")
 
     def schedule(name: str, default: int | None) -> list[Any]:
         common = getattr(given, name, None) or default
@@ -276,7 +276,7 @@ def _model_of(given: Any, chosen: Format) -> ModelConfig:
         "head_dim": schedule("head_dim", given.hidden_size // given.num_attention_heads),
         "local_window": local if any(local) else None,
     }
-    return _shortest(block("qwen3" if chosen == "qwen3" else "llama", **values, **schedules))
+    return _shorten_schedules(block("qwen3" if chosen == "qwen3" else "llama", **values, **schedules))
 
 
 def _kinds_of_qwen3(given: Any) -> list[str]:
@@ -293,7 +293,7 @@ def _kinds_of_qwen3(given: Any) -> list[str]:
     return list(given.layer_types)
 
 
-def _shortest(model: ModelConfig) -> ModelConfig:
+def _shorten_schedules(model: ModelConfig) -> ModelConfig:
     """The same model with None for schedules that equal the default."""
     default: dict[str, None] = {}
     if model.kv_heads == model.heads:

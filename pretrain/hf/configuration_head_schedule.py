@@ -70,7 +70,7 @@ class HeadScheduleConfig(PreTrainedConfig):
     final_logit_softcapping: float | None = None
     """c: logits x become c tanh(x / c)."""
     parametrization: str = "standard"
-    """mup: what the output head reads is divided by hidden_size / base_width."""
+    """mup: what the LM head reads is divided by hidden_size / base_width."""
     base_width: int | None = None
     attention_dropout: float = 0.0
     sliding_window: int | None = None

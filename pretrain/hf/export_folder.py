@@ -12,20 +12,20 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from model.errors import UserError, printable
+from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
-from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
 from pretrain.hf.config_file import Format
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from pretrain.run.saved import SavedRun
 from pretrain.utils.env_check import check_variables
+from pretrain.utils.format import log_line
 from pretrain.utils.malloc import return_memory
-from pretrain.utils.text import labelled
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
@@ -64,11 +64,11 @@ def export_run(
     with new_folder(out, overwrite) as partial:
         length = min(model.context_length, MAX_LENGTH)
         tokens, text = source.real_tokens(WINDOWS, length)
-        print(labelled("reading", source.checkpoint.folder))
+        print(log_line("reading", source.checkpoint.folder))
         network = source.load_model()
         reference = our_logits(network, tokens)
-        print(labelled("writing", f"{name}, {dtype}"))
-        weights = folder_weights(model, chosen, parameters_of(network))
+        print(log_line("writing", f"{name}, {dtype}"))
+        weights = folder_weights(model, chosen, list_parameters(network))
         size = sum(weight.numel() for weight in weights.values())
         write_weights(partial, weights, torch_dtype)
         del network, weights  # before the written folder is loaded
@@ -76,26 +76,26 @@ def export_run(
         write_description(partial, config)
         write_tokenizer(tokenizer, partial, model.context_length)
         compared_ids = check_tokenizer(partial, tokenizer, _texts())
-        print(labelled("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
-        print(labelled("checking", f"{WINDOWS} x {length} tokens: {text}"))
+        print(log_line("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
+        print(log_line("checking", f"{WINDOWS} x {length} tokens: {text}"))
         theirs = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32, trust_remote_code=True)
         comparison = compare(reference, their_logits(theirs.eval(), tokens), torch_dtype)
-        print(labelled("logits", comparison))
+        print(log_line("logits", comparison))
         if added := size - model.num_parameters():
             padding = (
                 f"padded to {config.num_attention_heads} heads ({config.num_key_value_heads} key/value) of "
                 f"dim {config.head_dim} in every layer: {size:,} parameters, {added:,} of them zeros"
             )
-            print(labelled("padding", padding))
+            print(log_line("padding", padding))
             comparison += f"; {padding}"
         card = model_card(source, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         list_files(partial)
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
-    print(labelled("ready", f"{printable(str(out))}: {name}; {code}"))
+    print(log_line("ready", f"{escape_controls(str(out))}: {name}; {code}"))
 
 
-def parameters_of(network: Transformer) -> dict[str, Tensor]:
+def list_parameters(network: Transformer) -> dict[str, Tensor]:
     """A network's parameters by name, without padded vocabulary rows."""
     rows = network.config.vocab_size
     return {

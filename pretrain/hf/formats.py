@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from model.config import BLOCKS, ModelConfig
-from model.declared import to_plain
+from model.declared import to_dict
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.hf.config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
-from pretrain.hf.padding import padded, padding_for
+from pretrain.hf.padding import choose_padding, pad_parameter
 
 ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM"}
 ARCHITECTURES |= {"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
@@ -53,7 +53,7 @@ _SLIDING = "sliding_attention"
 # ---------------------------------------------------------------------- which format
 
 
-def why_not(model: ModelConfig, chosen: Format) -> list[str]:
+def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
     """The settings that the format's class does not support, as ``field 'value' (needed)``; empty if it fits.
 
     That llama and qwen3 need padding where layers differ is no reason.
@@ -100,14 +100,14 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
         UserError: the format cannot hold the model.
     """
     if wanted != "auto":
-        if problems := why_not(model, wanted):
+        if problems := explain_unsupported(model, wanted):
             raise UserError(
                 f"format: {wanted!r} cannot hold this model: {', '.join(problems)}; valid: native or auto"
             )
         return wanted
     for plain in FORMATS[1:]:
         divides = plain != "llama" or model.d_model % model.heads[0] == 0
-        if is_uniform(model) and divides and not why_not(model, plain):
+        if is_uniform(model) and divides and not explain_unsupported(model, plain):
             return plain
     return "native"
 
@@ -168,7 +168,7 @@ def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, 
     for name, sources in folder_tensors(model, chosen).items():
         parts = [parameters[source] for source in sources]
         if chosen in LLAMA_LIKE:
-            parts = [padded(model, sources[0], parts[0])]
+            parts = [pad_parameter(model, sources[0], parts[0])]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         weights[name] = tensor.t().contiguous() if is_transposed(name) else tensor
     return weights
@@ -189,7 +189,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             translation = VALUES.get((name, chosen))
             if translation is not None:
                 value = next(their for their, our in translation.items() if our == value)
-            settings[theirs] = to_plain(value)
+            settings[theirs] = to_dict(value)
     layers = range(model.num_layers)
     if chosen == "gpt2":
         return GPT2Config(
@@ -211,7 +211,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             named = {theirs: getattr(model.rope_scaling, ours) for ours, theirs in LLAMA3.items()}
             rope = {"rope_type": "llama3", "rope_theta": settings.pop("rope_theta"), **named}
             settings["rope_parameters"] = rope
-        padding = padding_for(model)
+        padding = choose_padding(model)
         if chosen == "qwen3":
             settings |= {"use_sliding_window": usual is not None, "sliding_window": usual}
             settings |= {"layer_types": kinds, "max_window_layers": [*kinds, _SLIDING].index(_SLIDING)}

@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.errors import printable
+from model.errors import escape_controls
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.weights_only import write_weights
@@ -26,11 +26,11 @@ from pretrain.hf.config_file import MODEL_TYPES
 from pretrain.hf.formats import folder_tensors, is_transposed, parameter_shapes
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import new_folder
-from pretrain.hf.open_model import exported_tokenizer, load_exported
+from pretrain.hf.open_model import load_exported, load_exported_tokenizer
 from pretrain.run.resume import IMPORTED
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 
 def import_folder(folder: Path, run_folder: Path) -> None:
@@ -44,7 +44,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
     """
     described = check_folder(folder)
     model, notes = described.model, described.notes
-    tokenizer = exported_tokenizer(folder, model.vocab_size)
+    tokenizer = load_exported_tokenizer(folder, model.vocab_size)
     if isinstance(tokenizer, SentencePieceTokenizer):
         byte_fallback_bpe(tokenizer)  # refused now, and not when the run is to be exported
     if tokenizer.vocab_size < model.vocab_size:
@@ -52,7 +52,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         notes.append(f"{unused} vocabulary rows that no token uses are left out")
         model = model.replace(vocab_size=tokenizer.vocab_size)
     for note in notes:
-        print(labelled("note", note))
+        print(log_line("note", note))
     with new_folder(run_folder, kind="run") as created:
         network = load_exported(folder, torch.float32)
         _write_run(created, run_folder, model, tokenizer, network)
@@ -60,11 +60,15 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         tokens, _ = run.real_tokens(WINDOWS, min(model.context_length, MAX_LENGTH))
         theirs = their_logits(network, tokens)[..., : model.vocab_size]
         del network  # before ours is loaded: never two copies
-        print(labelled("logits", compare(our_logits(run.load_model(), tokens), theirs, torch.float32)))
-    print(labelled("ready", f"{printable(str(run_folder))}: {model.num_parameters():,} parameters, step 0"))
+        print(log_line("logits", compare(our_logits(run.load_model(), tokens), theirs, torch.float32)))
+    print(
+        log_line(
+            "ready", f"{escape_controls(str(run_folder))}: {model.num_parameters():,} parameters, step 0"
+        )
+    )
     prepare = f"python -m pretrain.prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
     train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
-    print(labelled("next", f"{prepare}\n{train}"))
+    print(log_line("next", f"{prepare}\n{train}"))
 
 
 def _write_run(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from model.declared import from_plain
-from model.errors import UserError, shown
-from pretrain.checkpoint.finder import checkpoint_path, existing_steps, is_run
+from model.declared import from_dict
+from model.errors import UserError, quote
+from pretrain.checkpoint.finder import checkpoint_path, is_run, require_steps
 from pretrain.hf.config_file import FolderModel, read_model
 from pretrain.utils.files import open_regular
 from pretrain.utils.parsing import read_json_object
@@ -33,17 +33,17 @@ def check_model(folder: str | Path, step: int | None) -> None:
     and a classifier's run.
 
     Raises:
-        UserError: as existing_steps and check_folder; a step of an exported folder.
+        UserError: as require_steps and check_folder; a step of an exported folder.
     """
     if is_run(folder):
-        newest = existing_steps(folder, step)[-1]
+        newest = require_steps(folder, step)[-1]
         state: dict[str, Any] = {}
         with suppress(UserError):  # a damaged checkpoint is passed over where it is opened
             state = read_json_object(checkpoint_path(Path(folder), newest) / "state.json", "run")
         model = state.get("model")
         if isinstance(model, dict) and model.get("classes") is not None:
             raise UserError(
-                f"run: {str(folder)!r} holds a classifier of {shown(model['classes'])} classes, which cannot "
+                f"run: {str(folder)!r} holds a classifier of {quote(model['classes'])} classes, which cannot "
                 "be sampled from or scored; give a run of --task language"
             )
         return
@@ -61,7 +61,7 @@ def check_folder(folder: str | Path) -> FolderModel:
     described = read_model(folder)
     tensors, numbers = 0, 0  # at most; an element has one byte at least
     for path in weight_files(folder):
-        with _reading(path):
+        with _explain_damage(path):
             numbers += (size := path.stat().st_size)
             tensors += len(safe_open(path, "np").keys()) if path.suffix == ".safetensors" else size
     model = described.model
@@ -85,11 +85,11 @@ def weight_files(folder: str | Path) -> list[Path]:
             return [whole]
         if (path := Path(folder, f"{kind}.index.json")).exists():
             where = f"model: {path}: weight_map"
-            index = from_plain(dict[str, str], read_json_object(path, "model").get("weight_map"), where)
+            index = from_dict(dict[str, str], read_json_object(path, "model").get("weight_map"), where)
             for name in index.values():
                 if Path(name).name != name or Path(name).suffix != whole.suffix:
                     raise UserError(
-                        f"{where} names {shown(name)}, which is no file of weights in that folder"
+                        f"{where} names {quote(name)}, which is no file of weights in that folder"
                     )
             if index:
                 return [Path(folder, name) for name in sorted(set(index.values()))]
@@ -109,9 +109,7 @@ def read_weights(folder: str | Path, expected: Mapping[str, tuple[int, ...]]) ->
     """
     import torch
 
-    prefix = (
-        f"{next(iter(expected)).split('.')[0]}."  # which the model without its output head does not write
-    )
+    prefix = f"{next(iter(expected)).split('.')[0]}."  # which the model without its LM head does not write
     tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         for name, tensor in _tensors(path).items():
@@ -146,7 +144,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    with _reading(path):
+    with _explain_damage(path):
         if path.suffix == ".safetensors":
             return load_file(path)
         # weights_only: nothing in the file is run.
@@ -158,7 +156,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _explain_damage(path: Path) -> Iterator[None]:
     """Read a file of weights inside: what a library raises for a damaged one is a UserError."""
     try:
         open_regular(path).close()

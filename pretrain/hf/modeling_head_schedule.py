@@ -265,7 +265,7 @@ class HeadSchedulePreTrainedModel(PreTrainedModel):
 
 
 class HeadScheduleModel(HeadSchedulePreTrainedModel):
-    """The decoder without its output head."""
+    """The decoder without its LM head."""
 
     def __init__(self, config: HeadScheduleConfig) -> None:
         super().__init__(config)
@@ -346,7 +346,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
 
 
 class HeadScheduleHead(nn.Linear):
-    """The output head, with the divisor of its inputs and the soft cap that the configuration gives."""
+    """The LM head, with the divisor of its inputs and the soft cap that the configuration gives."""
 
     def __init__(self, config: HeadScheduleConfig) -> None:
         super().__init__(config.hidden_size, config.vocab_size, bias=False)
@@ -360,7 +360,7 @@ class HeadScheduleHead(nn.Linear):
 
 
 class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
-    """The decoder with its output head, which is the token embedding when ``tie_word_embeddings`` is set.
+    """The decoder with its LM head, which is the token embedding when ``tie_word_embeddings`` is set.
 
     ``forward`` is Llama's: token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted)
     also the mean loss; logits_to_keep is how many positions from the end get logits (0: all), or a tensor of

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model.declared import from_plain
-from model.errors import UserError, shown
-from pretrain.utils.files import atomic_folder, file_entry, own_path, remove_leftovers, restore_folder
+from model.declared import from_dict
+from model.errors import UserError, quote
+from pretrain.utils.files import atomic_folder, file_entry, remove_leftovers, restore_folder, temporary_path
 from pretrain.utils.folders import refuse_other_kind
 from pretrain.utils.parsing import read_json
 
@@ -30,7 +30,7 @@ def output_folder(text: str) -> Path:
     if "\0" not in text and (path.name in ("", "..") or path.is_symlink()):
         path = Path(os.path.realpath(path))
     if not text or "\0" in text or not path.name or path.is_symlink():  # still: a loop
-        raise UserError(f"out: {shown(text)} names no folder that can be written; give one such as hf/NAME")
+        raise UserError(f"out: {quote(text)} names no folder that can be written; give one such as hf/NAME")
     return path
 
 
@@ -51,7 +51,7 @@ def new_folder(out: Path, overwrite: bool = False, kind: str = "model") -> Itera
         restore_folder(out)
         check_output(out, overwrite, kind)
         remove_leftovers(out.parent)
-        with atomic_folder(out, own_path(out), replace=overwrite) as partial:
+        with atomic_folder(out, temporary_path(out), replace=overwrite) as partial:
             yield partial
             if overwrite:
                 check_output(out, overwrite)  # what was put there meanwhile
@@ -83,7 +83,7 @@ def check_output(out: Path, overwrite: bool, kind: str = "model") -> None:
                 f"{kept}: it holds {path.name!r}, but no {WRITTEN}, an export's list of its files"
             )
         return
-    entries = _written(out, kept)
+    entries = _read_written(out, kept)
     folders = {parent.as_posix() for name in entries for parent in Path(name).parents}
     for path in out.rglob("*"):
         name = path.relative_to(out).as_posix()
@@ -95,18 +95,18 @@ def check_output(out: Path, overwrite: bool, kind: str = "model") -> None:
             raise UserError(f"{kept}: {name!r} in it {how}; move it elsewhere")
 
 
-def as_written(folder: Path, *names: str) -> bool:
+def is_as_written(folder: Path, *names: str) -> bool:
     """Whether an export wrote these files, and they are unchanged."""
     try:
-        entries = _written(folder, str(folder))
+        entries = _read_written(folder, str(folder))
         return all(file_entry(folder / name) == entries.get(name) for name in names)
     except (UserError, OSError):
         return False
 
 
-def _written(folder: Path, where: str) -> dict[str, Any]:
+def _read_written(folder: Path, where: str) -> dict[str, Any]:
     listed = read_json(folder / WRITTEN, where)
-    entries: dict[str, Any] = from_plain(dict[str, dict[str, int | str]], listed, f"{where}: {WRITTEN}")
+    entries: dict[str, Any] = from_dict(dict[str, dict[str, int | str]], listed, f"{where}: {WRITTEN}")
     return entries
 
 

@@ -17,7 +17,7 @@ from pretrain.checkpoint.finder import is_run
 from pretrain.data.tokenizer import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
 from pretrain.hf.formats import ARCHITECTURES, folder_config, folder_shapes
 from pretrain.hf.model_folder import check_folder, check_model, read_weights
-from pretrain.hf.new_folder import as_written
+from pretrain.hf.new_folder import is_as_written
 from pretrain.run.saved import SavedRun
 from pretrain.runtime.hardware import detect_device
 
@@ -58,7 +58,8 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
     device = detect_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as model.attention.any_length, for the whole process
+        # as model.attention.allow_any_length, for the whole process
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if is_run(folder):
         run = SavedRun.open(folder, step, report=lambda line: print(line, file=sys.stderr))
         run.refuse_classifier("sampled from or scored")
@@ -66,7 +67,7 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         refuse_not_finite(network, folder)
         return OpenedModel(network, run.tokenizer, run.model.context_length, device, run.state.step)
     exported = load_exported(folder, dtype).to(device)
-    tokenizer = exported_tokenizer(folder, exported.config.vocab_size)
+    tokenizer = load_exported_tokenizer(folder, exported.config.vocab_size)
     return OpenedModel(exported, tokenizer, exported.config.max_position_embeddings, device, None)
 
 
@@ -110,14 +111,14 @@ def refuse_not_finite(network: torch.nn.Module, folder: str | Path) -> None:
             )
 
 
-def exported_tokenizer(folder: str | Path, vocab_size: int) -> Tokenizer:
+def load_exported_tokenizer(folder: str | Path, vocab_size: int) -> Tokenizer:
     """Load the tokenizer of an exported folder: the run's own files if they are there, else tokenizer.json.
 
     Raises:
         UserError: there is none, it is damaged or has more entries than the model, *vocab_size*.
     """
     root = Path(folder)
-    ours = as_written(root, SENTENCEPIECE_FILE, "tokenizer.json")
+    ours = is_as_written(root, SENTENCEPIECE_FILE, "tokenizer.json")
     tokenizer = load_tokenizer(root / SENTENCEPIECE_FILE if ours else root)
     if tokenizer.vocab_size > vocab_size:
         raise UserError(

@@ -31,7 +31,7 @@ class Padding:
         return self.heads // self.kv_heads
 
 
-def padding_for(model: ModelConfig) -> Padding:
+def choose_padding(model: ModelConfig) -> Padding:
     """The smallest uniform heads, key/value heads and head dim that hold every layer of *model*.
 
     Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Llama's
@@ -56,9 +56,9 @@ def padding_for(model: ModelConfig) -> Padding:
     )
 
 
-def padded(model: ModelConfig, name: str, value: Tensor) -> Tensor:
-    """Our parameter *name*, of an attention in the shape of padding_for; any other unchanged."""
-    parts, padding = name.split("."), padding_for(model)
+def pad_parameter(model: ModelConfig, name: str, value: Tensor) -> Tensor:
+    """Our parameter *name*, of an attention in the shape of choose_padding; any other unchanged."""
+    parts, padding = name.split("."), choose_padding(model)
     if parts[0] != "layers" or parts[2] != "attention" or name.endswith((".o.bias", "_norm.weight")):
         return value
     layer, part = int(parts[1]), parts[3]

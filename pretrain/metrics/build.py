@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from model.config import ModelConfig
-from pretrain.config.run_config import RunConfig, group_and_seed
+from pretrain.config.run_config import RunConfig, split_run_name
 from pretrain.metrics.file import last_step
-from pretrain.metrics.session import Metrics
+from pretrain.metrics.metrics import Metrics
 from pretrain.runtime.hardware import MEASURED, peak_flops
 from pretrain.runtime.world import World
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 
 def build_metrics(
@@ -24,19 +24,20 @@ def build_metrics(
 
     Args:
         step: at which the session begins.
-        decisions: of Decisions.to_plain.
+        decisions: of Decisions.to_dict.
 
     Raises:
         UserError: the run's metrics.jsonl is not a file that can be read.
     """
     flops, dtype = model.flops_per_token(), decisions["dtype"]["value"]
     peak = None
-    world.once(lambda: last_step(run.folder))  # a file that cannot be read is refused by all ranks at once
+    # A file that cannot be read is refused by all ranks at once.
+    world.on_rank_zero(lambda: last_step(run.folder))
     if world.is_main:
         per_device, source = peak_flops(world.device, torch.bfloat16 if dtype == "bf16" else torch.float32)
         peak = per_device * world.size
-        world.say(_mfu_line(flops, peak, source))
-    study, variant = _study(run), group_and_seed(run.run_name)[0]
+        world.print_rank_zero(describe_mfu(flops, peak, source))
+    study, variant = _study(run), split_run_name(run.run_name)[0]
     return Metrics(
         run.folder,
         total_steps=run.steps,
@@ -65,9 +66,9 @@ def _study(run: RunConfig) -> str | None:
     return folder.resolve().name if (folder / "study.yaml").is_file() else None
 
 
-def _mfu_line(flops: float, peak: float, source: str) -> str:
+def describe_mfu(flops: float, peak: float, source: str) -> str:
     """What MFU refers to, and whether it compares with that of another session."""
-    line = labelled(
+    line = log_line(
         "MFU",
         f"= tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
         f"{peak / 1e12:,.3g} TFLOP/s ({source})",

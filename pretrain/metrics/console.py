@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from pretrain.utils.format import human_number, human_seconds
 from pretrain.utils.progress import terminal_columns
-from pretrain.utils.text import human_number, human_seconds
 
 BAR_FORMAT = "{percentage:3.0f}% |{bar}| {desc}"
 BAR_COLUMNS = 18

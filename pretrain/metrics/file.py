@@ -18,8 +18,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from model.declared import Count
-from model.errors import UserError, shown
+from model.declared import NonNegativeInt
+from model.errors import UserError, quote
 from pretrain.utils.files import atomic_file, open_regular
 
 FILE_NAME = "metrics.jsonl"
@@ -31,14 +31,14 @@ CHUNK = 1 << 10
 """Rows that are held as objects at a time while columns are made of them."""
 # JSON has no word for these; as strings, float() reads them back and so does every data frame library.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-Number = Count | float | Literal["NaN", "Infinity", "-Infinity"]
+Number = NonNegativeInt | float | Literal["NaN", "Infinity", "-Infinity"]
 
 
 @with_config(ConfigDict(strict=True))
 class HasStep(TypedDict):
     """What makes a line a row."""
 
-    step: Count
+    step: NonNegativeInt
 
 
 @with_config(ConfigDict(strict=True, allow_inf_nan=False))
@@ -46,8 +46,8 @@ class Row(TypedDict, total=False, extra_items=Number):  # type: ignore[call-arg]
     """A row as all commands read it. Names that end in /heads, and names of others without a slash, may hold
     anything."""
 
-    step: Required[Count]
-    tokens: Count
+    step: Required[NonNegativeInt]
+    tokens: NonNegativeInt
     train_loss: Number
     z_loss: Number
     val_loss: Number
@@ -84,7 +84,7 @@ class MetricsFile:
         once, and does not end the training; rows wait in memory."""
         if not self._rows or self._rows[-1]["step"] != step:
             self._rows.append({"step": step})
-        self._rows[-1] |= {key: encoded(plain(value)) for key, value in row.items()}
+        self._rows[-1] |= {key: encode(to_plain_value(value)) for key, value in row.items()}
         lines = [json.dumps(each).encode() + b"\n" for each in self._rows]
         try:
             if self._file is None:
@@ -115,16 +115,16 @@ class MetricsFile:
         self._rows, self._place, last = [], None, b""
         size = dropped = 0
         for line in _lines(self.path):
-            if 0 <= _step_of(line) <= step:
+            if 0 <= _read_step(line) <= step:
                 last = line
                 size += len(line)
             else:
                 dropped += 1
         if dropped or (size and size != self.path.stat().st_size):  # or the last line lacks its end
-            kept = (line for line in _lines(self.path) if 0 <= _step_of(line) <= step)
+            kept = (line for line in _lines(self.path) if 0 <= _read_step(line) <= step)
             with atomic_file(self.path) as partial, partial.open("wb") as file:
                 file.writelines(kept)
-        if _step_of(last) == step:
+        if _read_step(last) == step:
             with contextlib.suppress(ValueError):  # a number of too many digits stays as it is
                 self._rows, self._place = [json.loads(last)], size - len(last)
         return dropped
@@ -147,7 +147,7 @@ def open_metrics(path: Path) -> IO[bytes] | None:
         UserError: a folder, pipe, device or loop of links in its place, or a file that cannot be read.
     """
     try:
-        return open_regular(_file_of(path))
+        return open_regular(_find_file(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -218,15 +218,15 @@ def last_step(path: Path) -> int:
     """The step of the newest row, from the end of the file alone; 0 without a row. Raises as open_metrics."""
     with open_metrics(path) or io.BytesIO() as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        return next((step for line in reversed(file.readlines()) if (step := _step_of(line)) >= 0), 0)
+        return next((step for line in reversed(file.readlines()) if (step := _read_step(line)) >= 0), 0)
 
 
-def plain(value: Any) -> Any:
+def to_plain_value(value: Any) -> Any:
     """Return a Python number for a one-element tensor or NumPy value, anything else unchanged."""
     return value.item() if hasattr(value, "item") else value
 
 
-def _file_of(path: Path) -> Path:
+def _find_file(path: Path) -> Path:
     return path if path.name == FILE_NAME or not path.is_dir() else path / FILE_NAME
 
 
@@ -244,14 +244,14 @@ def _lines(path: Path) -> Iterator[bytes]:
                 return
             if len(line) > MOST_BYTES:
                 raise UserError(
-                    f"metrics: {_file_of(path)}, line {number} has more than {MOST_BYTES:,} bytes and is no "
-                    "row; remove what follows the last row"
+                    f"metrics: {_find_file(path)}, line {number} has more than {MOST_BYTES:,} bytes and is "
+                    "no row; remove what follows the last row"
                 )
             left -= len(line)
             yield line.removesuffix(b"\n") + b"\n"
 
 
-def _step_of(line: bytes) -> int:
+def _read_step(line: bytes) -> int:
     """The step of the row that *line* holds; -1 if it holds none."""
     try:
         return _HAS_STEP.validate_json(line)["step"]
@@ -265,11 +265,11 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield cast(dict[str, Any], _ROW.validate_json(line))
         except ValidationError:
-            if _step_of(line) >= 0:
-                yield _checked(from_json(line), f"{_file_of(path)}, line {number}")
+            if _read_step(line) >= 0:
+                yield _check_row(from_json(line), f"{_find_file(path)}, line {number}")
 
 
-def _checked(row: dict[str, Any], where: str) -> dict[str, Any]:
+def _check_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     figures = {key: value for key, value in row.items() if key in Row.__annotations__ or "/" in key}
     figures = {key: value for key, value in figures.items() if not key.endswith("/heads")}
     try:
@@ -277,17 +277,17 @@ def _checked(row: dict[str, Any], where: str) -> dict[str, Any]:
     except ValidationError as error:
         key = error.errors(include_url=False)[0]["loc"][0]
         raise UserError(
-            f"metrics: {where}: {key}: {shown(figures[str(key)])} is not valid; give a number, or take the "
+            f"metrics: {where}: {key}: {quote(figures[str(key)])} is not valid; give a number, or take the "
             "line out"
         ) from None
 
 
-def encoded(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """*value* with the words of NON_FINITE in place of numbers that JSON has no word for, at any depth."""
     if isinstance(value, dict):
-        return {str(key): encoded(item) for key, item in value.items()}
+        return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [encoded(item) for item in value]
+        return [encode(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

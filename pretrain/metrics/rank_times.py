@@ -25,7 +25,7 @@ class ForwardClock:
         self._events: list[tuple[Any, Any]] = []
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
         """Count the block as a pass. On a GPU nothing is waited for."""
         if not self._on_gpu:
             began = time.perf_counter()

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model.errors import shown
-from pretrain.utils.text import labelled
+from model.errors import quote
+from pretrain.utils.format import log_line
 
 FOLDER = "tensorboard"
 
@@ -28,7 +28,7 @@ class TensorBoardLogger:
     def __init__(self, folder: Path, first_step: int, report: Callable[[str], None] = print) -> None:
         self._writer: Any = None
         self._report = report
-        with self._saying():
+        with self._report_failure():
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder / FOLDER), purge_step=first_step)
@@ -36,7 +36,7 @@ class TensorBoardLogger:
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Write the numbers of a row; lists and text are left to metrics.jsonl."""
         if self._writer is not None:
-            with self._saying():
+            with self._report_failure():
                 for key, value in row.items():
                     if isinstance(value, int | float) and not isinstance(value, bool):
                         self._writer.add_scalar(key, value, step)
@@ -44,15 +44,15 @@ class TensorBoardLogger:
     def close(self) -> None:
         """Write what is left."""
         if self._writer is not None:
-            with self._saying():
+            with self._report_failure():
                 self._writer.close()
 
     @contextmanager
-    def _saying(self) -> Iterator[None]:
+    def _report_failure(self) -> Iterator[None]:
         """Say what failed in the block, and write no more."""
         try:
             yield
         except Exception as error:
             self._writer = None
-            text = f"stopped ({shown(error, 200, plain=True)}); the run goes on, metrics.jsonl has everything"
-            self._report(labelled("tensorboard", text))
+            text = f"stopped ({quote(error, 200, plain=True)}); the run goes on, metrics.jsonl has everything"
+            self._report(log_line("tensorboard", text))

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from pretrain.utils.files import write_atomically
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 # Online, the last rows may be under way when the training ends. They are on disk then, and can be synced.
 CLOSE_SECONDS = 60.0
@@ -163,7 +163,7 @@ class WandbLogger:
         return run_id
 
     def _say(self, text: str) -> None:
-        self._report(labelled("wandb", text))
+        self._report(log_line("wandb", text))
 
     def _say_failed(self, error: Exception) -> None:
         self._say(f"stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything")

@@ -209,13 +209,13 @@ class GroupRates:
         self.peak_of_muon = run.muon.learning_rate or run.optimizer.learning_rate
         self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in run.lr_rules}
 
-    def at(
-        self, name: str, step: int, decided: Mapping[str, int] = MappingProxyType({})
+    def compute(
+        self, name: str, step: int, released: Mapping[str, int] = MappingProxyType({})
     ) -> tuple[float, float]:
         """Learning rate and weight decay of the group *name* at the 0-based *step*.
 
         Args:
-            decided: rule -> the step at which it was released by maturity, for the rules where that has
+            released: rule -> the step at which it was released by maturity, for the rules where that has
                 happened.
         """
         group = self.groups[name]
@@ -225,11 +225,11 @@ class GroupRates:
         if group.rule is None:
             return rate, decay
         rule = group.rule
-        factor = self.rules[rule.name].factor(step, group.depth, decided.get(rule.name))
+        factor = self.rules[rule.name].factor(step, group.depth, released.get(rule.name))
         return rate * factor, decay if rule.decay_with_lr else decay / factor
 
     def write(
-        self, optimizer: Any, step: int, decided: Mapping[str, int] = MappingProxyType({})
+        self, optimizer: Any, step: int, released: Mapping[str, int] = MappingProxyType({})
     ) -> dict[str, float]:
         """Write the values of *step* into the optimizer's groups, which are found by name.
 
@@ -238,6 +238,6 @@ class GroupRates:
         """
         rates = {}
         for group in optimizer.param_groups:
-            group["lr"], group["weight_decay"] = self.at(group["name"], step, decided)
+            group["lr"], group["weight_decay"] = self.compute(group["name"], step, released)
             rates[group["name"]] = group["lr"]
         return rates

@@ -24,7 +24,7 @@ def is_muon(group: dict[str, Any]) -> bool:
     return group.get("kind") == "muon"
 
 
-def moments_of(group: dict[str, Any]) -> tuple[Moment, ...]:
+def name_moments(group: dict[str, Any]) -> tuple[Moment, ...]:
     """The moments that the optimizer keeps of a group: AdamW's two, or Muon's momentum under the name of the
     first."""
     return MOMENTS[:1] if is_muon(group) else MOMENTS

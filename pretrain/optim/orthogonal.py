@@ -21,7 +21,7 @@ SMALLEST_NORM = 1e-30
 """A matrix with a smaller norm counts as zero, and stays so."""
 
 
-def orthogonalized(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Move the singular values of *matrices*, [..., rows, cols], towards 1, each by itself.
 
     Args:
@@ -66,5 +66,5 @@ def matrix_update(matrix: Tensor, settings: MuonConfig, head: tuple[int, int] | 
             None for a matrix that is not divided.
     """
     blocks = matrix[None] if head is None else torch.stack(matrix.split(head[1], head[0]))
-    blocks = orthogonalized(blocks) * update_size(settings.scale, *blocks.shape[-2:])
+    blocks = orthogonalize(blocks) * update_size(settings.scale, *blocks.shape[-2:])
     return blocks[0] if head is None else torch.cat(blocks.unbind(), head[0])

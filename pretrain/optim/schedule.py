@@ -106,24 +106,24 @@ class RuleSchedule:
                 "the rule changes nothing; give a number of steps"
             )
 
-    def released_at(self, decided: int | None = None) -> int | None:
+    def release_step(self, released: int | None = None) -> int | None:
         """The first step after the slow-down; None while a rule by maturity is undecided, or if it never
         ends.
 
         Args:
-            decided: the step at which the lower half was found settled, for ``release: maturity``.
+            released: the step at which the lower half was found settled, for ``release: maturity``.
         """
         if self.latest is None:
             return self.hold
-        return None if decided is None else min(max(decided, self.hold or 0), self.latest)
+        return None if released is None else min(max(released, self.hold or 0), self.latest)
 
-    def factor(self, step: int, depth: int = 0, decided: int | None = None) -> float:
+    def factor(self, step: int, depth: int = 0, released: int | None = None) -> float:
         """The factor at the 0-based *step* for parameters *depth* layers above the rule's lowest."""
         scale = self.rule.scale * self.rule.depth_decay**depth
-        released = self.released_at(decided)
-        if released is None and self.latest is not None and step >= self.latest:
-            released = self.latest
-        if released is None or step < released:
+        release = self.release_step(released)
+        if release is None and self.latest is not None and step >= self.latest:
+            release = self.latest
+        if release is None or step < release:
             return scale
-        into_ramp = step - released + 1
+        into_ramp = step - release + 1
         return 1.0 if into_ramp >= self.ramp else scale + (1 - scale) * into_ramp / self.ramp

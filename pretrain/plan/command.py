@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser, parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.runtime.command import run_command
@@ -67,7 +67,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
         value, most = getattr(options, name), 1 if name == "mfu" else LARGEST_OPTION
         if value is not None and not 0 < value <= most:
             raise UserError(
-                f"{name}: {shown(value)} is not valid; give a positive number of at most {most:,}"
+                f"{name}: {quote(value)} is not valid; give a positive number of at most {most:,}"
             )
     if options.gpu not in GPUS:
         raise UserError(

@@ -60,7 +60,9 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     layers = f"all {plan.model.num_layers} layers"
     if settings.checkpointing:
         layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"
-    head = "logits, their gradient, fp32 chunks" if acts.logits else "a chunk of logits, the head's gradient"
+    head = (
+        "logits, their gradient, fp32 chunks" if acts.logits else "a chunk of logits, the LM head's gradient"
+    )
     usable = f"{machine.usable / GIB:.1f} of {machine.memory / GIB:.1f} GiB are usable"
     rows = [
         ("parameters", states.parameters, weights),

@@ -16,8 +16,8 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.engine.memory.micro_batch import fitting_micro_batch, usable_memory
-from pretrain.engine.memory.plan import MemoryPlan, memory_plan
+from pretrain.plan.memory import MemoryPlan, memory_plan
+from pretrain.plan.micro_batch import find_micro_batch, usable_memory
 from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Facts, decide
 
@@ -84,7 +84,7 @@ class RunPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether a rank's peak leaves the margin that pretrain.engine.memory.micro_batch requires."""
+        """Whether a rank's peak leaves the margin that pretrain.plan.micro_batch requires."""
         return self.memory.peak <= self.machine.usable
 
 
@@ -115,14 +115,14 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
     )
 
 
-def what_fits(plan: RunPlan) -> list[str]:
+def suggest_flags(plan: RunPlan) -> list[str]:
     """List the flags that would make the plan fit, the cheapest change first.
 
     After a smaller micro-batch, only changes that allow a larger one than that are listed.
     """
     run, settings, t = plan.run, plan.settings, plan.run.tensor_parallel
     planned = plan.batch.micro_batch
-    smaller = _largest(plan, settings, t, limit=planned - 1)
+    smaller = _find_largest(plan, settings, t, limit=planned - 1)
     candidates: list[tuple[str, EngineSettings, int]] = []
     if not settings.checkpointing:
         changed = dataclasses.replace(settings, checkpointing=True)
@@ -130,36 +130,40 @@ def what_fits(plan: RunPlan) -> list[str]:
     for name in ("zero2", "zero3", "zero2_offload", "zero3_offload"):
         path = DS_CONFIGS / f"{name}.json"
         contents = json.loads(path.read_text(encoding="utf-8"))
-        shipped = EngineSettings.of(run, contents, settings.bf16, plan.model, _fused(settings, contents))
+        shipped = EngineSettings.from_run(
+            run, contents, settings.bf16, plan.model, _choose_fused(settings, contents)
+        )
         if (shipped.stage, shipped.offload_optimizer) > (settings.stage, settings.offload_optimizer):
             candidates.append((f"--ds_config ds_configs/{name}.json", shipped, t))
     for degree in range(t + 1, plan.machine.ranks + 1):
         if plan.machine.ranks % degree == 0 and _divides(plan.model, degree, run.sequence_parallel):
             wider = dataclasses.replace(run, tensor_parallel=degree)  # "auto" buckets follow the degree
-            changed = EngineSettings.of(wider, plan.ds_config, settings.bf16, plan.model, settings.fused)
+            changed = EngineSettings.from_run(
+                wider, plan.ds_config, settings.bf16, plan.model, settings.fused
+            )
             candidates.append((f"--tensor_parallel {degree}", changed, degree))
     flags = [f"--micro_batch {smaller}"] if smaller else []
     for flag, changed, degree in candidates:
-        micro_batch = _largest(plan, changed, degree, limit=planned)
+        micro_batch = _find_largest(plan, changed, degree, limit=planned)
         if micro_batch > smaller:
             flags.append(flag if micro_batch == planned else f"{flag} --micro_batch {micro_batch}")
     return flags[:MOST_OFFERS]
 
 
-def _fused(settings: EngineSettings, ds_config: dict[str, Any]) -> Fused:
+def _choose_fused(settings: EngineSettings, ds_config: dict[str, Any]) -> Fused:
     """What stays fused with another ds_config: at stage 3 the loss at most."""
     whole = settings.fused == "all" and ds_config["zero_optimization"]["stage"] == 3
     return "loss" if whole else settings.fused
 
 
-def _largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limit: int) -> int:
+def _find_largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limit: int) -> int:
     """The largest valid micro-batch of at most *limit* whose peak fits; 0 if there is none."""
     data_parallel = plan.machine.ranks // tensor_parallel
     per_rank, rest = divmod(plan.batch.sequences, data_parallel)
     if rest:
         return 0
     sizes = (data_parallel, tensor_parallel, plan.machine.usable, limit)
-    return fitting_micro_batch(per_rank, plan.model, settings, *sizes) or 0
+    return find_micro_batch(per_rank, plan.model, settings, *sizes) or 0
 
 
 def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:
@@ -178,7 +182,7 @@ def check_fits(plan: RunPlan) -> None:
     """
     if plan.fits:
         return
-    offers = what_fits(plan)
+    offers = suggest_flags(plan)
     settings = f"ZeRO stage {plan.settings.stage}, t = {plan.run.tensor_parallel}"
     advice = "; or ".join(offers) if offers else "more GPUs, or ones with more memory"
     raise UserError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from model.config import ModelConfig
-from model.parallel_plan import plan as tensor_plan
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
-from pretrain.engine.memory.footprint import rank_parameters
-from pretrain.engine.memory.plan import gathered_bytes, muon_elements, persistent_elements
+from pretrain.plan.footprint import rank_parameters
+from pretrain.plan.memory import gathered_bytes, muon_elements, persistent_elements
+from pretrain.plan.tensor_parallel import plan_tensor_parallel as tensor_plan
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def traffic(
       released in between; parameters below the persistence threshold once a step.
 
     Gradients travel in the ds_config's communication_data_type, weights in the compute precision.
-    Tensor-parallel bytes are model.parallel_plan's; activation checkpointing repeats their forward half.
+    Tensor-parallel bytes are pretrain.plan.tensor_parallel's; activation checkpointing repeats their forward
+    half.
 
     Raises:
         UserError: t does not divide the model, or the micro-batch cannot be split.
@@ -67,7 +68,7 @@ def traffic(
     parameters = rank_parameters(config, tensor_parallel)
     total = sum(p.elements for p in parameters)
 
-    def sent(number: int) -> int:
+    def count_sent(number: int) -> int:
         return number * (data_parallel - 1) // data_parallel
 
     s, communication = settings.compute_bytes, settings.communication_bytes
@@ -75,13 +76,15 @@ def traffic(
         persistent = persistent_elements(parameters, settings)
         partitioned = s * (total - persistent)
         regathered = max(0, partitioned - gathered_bytes(parameters, settings))
-        gradients = accumulation * sent(communication * total)
-        weights = accumulation * (sent(partitioned) + sent(regathered)) + sent(s * persistent)
+        gradients = accumulation * count_sent(communication * total)
+        weights = accumulation * (count_sent(partitioned) + count_sent(regathered)) + count_sent(
+            s * persistent
+        )
     else:
         times = accumulation if settings.stage == 2 else 1
         both_ways = 2 if settings.all_reduce_buckets or settings.whole_gradients else 1
-        gradients = times * both_ways * sent(communication * total)
-        weights = sent(s * total)
+        gradients = times * both_ways * count_sent(communication * total)
+        weights = count_sent(s * total)
 
     tensor_traffic = tensor_plan(config, tensor_parallel, micro_batch, "bf16" if settings.bf16 else "fp32")
     passes = 3 if settings.checkpointing else 2  # each sends half of the plan's bytes

@@ -13,8 +13,8 @@ from model.errors import UserError
 from pretrain.config.command_line import CommandParser
 from pretrain.metrics.file import FILE_NAME, Columns
 from pretrain.runtime.command import run_command
-from pretrain.utils.plotting import count_axis, logarithmic, saved_figure
-from pretrain.utils.text import labelled, say
+from pretrain.utils.format import log_line, print_lines
+from pretrain.utils.plotting import count_axis, logarithmic, save_figure
 
 MOST_POINTS = 4000
 """Points of a curve that a picture can show: several for each column of its pixels."""
@@ -36,14 +36,14 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     """
     runs = [_columns(folder) for folder in folders]
     if len(runs) > 1:
-        from pretrain.run.differences import run_differences  # imports torch
+        from pretrain.plots.differences import run_differences  # imports torch
 
         differences = run_differences(folders, [int(run["step"][0][-1]) for run in runs])
         notes, tokenizers = differences.lines, differences.tokenizers
     else:
         notes, tokenizers = [], False
     for line in notes:
-        say(f"warning: {line}", file=sys.stderr)
+        print_lines(f"warning: {line}", file=sys.stderr)
     loss = "val_bpb" if tokenizers else "val_loss"
     without_loss = next((f.name for f, run in zip(folders, runs, strict=True) if not run.names(loss)), None)
     if tokenizers and without_loss:
@@ -54,14 +54,14 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     classified = any(run.names("val_accuracy") for run in runs)
     ratios = (3, 1, 1, 1) if classified else (3, 1, 1)
     layout: dict[str, Any] = {"notes": notes, "sharex": True, "height_ratios": ratios}
-    with saved_figure(out, "out", len(ratios), size=(9, 9), dpi=120, **layout) as (_, axes):
+    with save_figure(out, "out", len(ratios), size=(9, 9), dpi=120, **layout) as (_, axes):
         loss_axis, *accuracy_axes, rate_axis, norm_axis = axes
         for index, (folder, run) in enumerate(zip(folders, runs, strict=True)):
             color = f"C{index}"
             if not tokenizers:
                 curve = run.over_tokens("train_loss")
-                loss_axis.plot(*_thinned(*curve), color=color, alpha=0.25, linewidth=1)
-                loss_axis.plot(*_thinned(*smoothed(*curve)), color=color, linewidth=1.2)
+                loss_axis.plot(*_thin(*curve), color=color, alpha=0.25, linewidth=1)
+                loss_axis.plot(*_thin(*smooth(*curve)), color=color, linewidth=1.2)
             loss_axis.plot(
                 *_curve(run, loss), color=color, marker="o", markersize=4, linestyle="--", label=folder.name
             )
@@ -92,10 +92,10 @@ def _columns(folder: Path) -> Columns:
 
 
 def _curve(run: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
-    return _thinned(*run.over_tokens(name))
+    return _thin(*run.over_tokens(name))
 
 
-def smoothed(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def smooth(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A curve's means over SMOOTHED of its rows, each at their mean number of tokens; values that are not
     finite are left out."""
     width = max(1, round(SMOOTHED * len(values)))
@@ -111,7 +111,7 @@ def smoothed(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
         return sums(tokens) / width, sums(np.where(finite, values, 0)) / counts
 
 
-def _thinned(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _thin(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and values; of more than a picture can show, the lowest and the highest of each stretch."""
     if len(values) <= MOST_POINTS:
         return tokens, values
@@ -134,7 +134,7 @@ def run_plots(arguments: list[str]) -> None:
     )
     parsed = parser.parse_args(arguments)
     out = parsed.out or parsed.runs[0] / "plots" / "training.png"
-    print(labelled("wrote", draw_runs(parsed.runs, out)))
+    print(log_line("wrote", draw_runs(parsed.runs, out)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,26 +11,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model.declared import Positive, declared
+from model.declared import PositiveInt, declared
 from model.errors import UserError
 from pretrain.config.options import parse_options
 from pretrain.data.corpus import Corpus
-from pretrain.data.making.assemble import VALIDATION_FRACTION, Selection
-from pretrain.data.making.make import Preparation, check_tokenizer
-from pretrain.data.sources.files import BuiltinCorpus
-from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES
-from pretrain.data.sources.source import TextSource
 from pretrain.data.tokenizer import load_tokenizer
+from pretrain.prepare.assemble import VALIDATION_FRACTION, Selection
 from pretrain.prepare.inspection import sample, summary, verify
 from pretrain.prepare.labelled import run_labelled
+from pretrain.prepare.make import Preparation, check_tokenizer
 from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.hub import HubDataset
 from pretrain.prepare.sources.pipes import pipes_as_files
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
+from pretrain.prepare.sources.streams import MAX_DOCUMENT_BYTES
+from pretrain.prepare.sources.text_source import TextSource
 from pretrain.prepare.sources.with_validation import WithValidation
 from pretrain.runtime.command import run_command
 from pretrain.utils.env_check import check_variables
-from pretrain.utils.files import own_path
-from pretrain.utils.text import say
+from pretrain.utils.files import temporary_path
+from pretrain.utils.format import print_lines
 
 DEFAULT_VOCABULARY = 4096
 # A dataset on the hub is large: half a per cent of FineWeb's 10 billion tokens is more than validation needs.
@@ -68,7 +68,7 @@ class PrepareOptions:
     file (in JSON a record) has (default: text)"""
     skip_damaged: bool = False
     """with --text: of a truncated or damaged file take what can be read, and count it"""
-    max_document_bytes: Positive = MAX_DOCUMENT_BYTES
+    max_document_bytes: PositiveInt = MAX_DOCUMENT_BYTES
     """leave out longer documents"""
     tokenizer: str | None = None
     """tokenizer folder, SentencePiece .model file, or hub name such as gpt2"""
@@ -87,7 +87,7 @@ class PrepareOptions:
     """keep the first of documents with equal text only"""
     max_tokens: int | None = None
     """stop before the document that would exceed so many tokens in all"""
-    processes: Positive = len(os.sched_getaffinity(0))
+    processes: PositiveInt = len(os.sched_getaffinity(0))
     """processes that tokenize, by default the cores; the output does not depend on it"""
     shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] | None = None
     """do share I of N only, given as I/N (0 ≤ I < N); the share that is done last makes the folder"""
@@ -158,22 +158,22 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     tokenizer = size if options.tokenizer is None else load_tokenizer(options.tokenizer)
     check_tokenizer(tokenizer)
     out = Path(options.out)
-    copies = own_path(out.parent / f"{out.name}.pipes")
-    with pipes_as_files([*options.text, *options.validation_text], copies, say) as paths:
+    copies = temporary_path(out.parent / f"{out.name}.pipes")
+    with pipes_as_files([*options.text, *options.validation_text], copies, print_lines) as paths:
         count = len(options.text)
         source = _source(options, paths[:count], paths[count:])
         if fraction is None and isinstance(source, HubDataset) and not source.local:
             selection = replace(selection, validation_fraction=HUB_VALIDATION_FRACTION)
         lossy = options.lossy_tokenizer
         preparation = Preparation(
-            source, out, tokenizer, selection, say, options.processes, lossy_tokenizer=lossy
+            source, out, tokenizer, selection, print_lines, options.processes, lossy_tokenizer=lossy
         )
         if options.shard is None:
             return preparation.make()
         number, count = map(int, options.shard.split("/"))
         folder = preparation.make_share(number, count)
     if folder is None:
-        say(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
+        print_lines(f"shard       {options.shard} is done; the share that is done last makes {options.out}")
     return folder
 
 
@@ -187,7 +187,7 @@ def _open(name: str, description: str, argv: Sequence[str]) -> Corpus:
 def run_inspect(argv: Sequence[str]) -> None:
     """Print the summary of a corpus and the decoded start of a training document."""
     corpus = _open("inspect", "Show what a corpus holds.", argv)
-    say(summary(corpus), sample(corpus))
+    print_lines(summary(corpus), sample(corpus))
 
 
 def run_verify(argv: Sequence[str]) -> None:
@@ -210,8 +210,8 @@ def _run(arguments: list[str]) -> None:
         command = COMMANDS.get(arguments[0]) if arguments else None
         folder = run_prepare(arguments) if command is None else command(arguments[1:])
         if folder is not None:
-            say(summary(Corpus.open(folder)))
-            say(f"ready       {folder}")
+            print_lines(summary(Corpus.open(folder)))
+            print_lines(f"ready       {folder}")
     except OSError as error:
         if error.errno is not None:
             raise

@@ -11,8 +11,8 @@ from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.hashes import damage
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.making.assemble import SPLITS
 from pretrain.data.meta import META_FILE, Lengths, SplitEntry
+from pretrain.prepare.assemble import SPLITS
 
 _SAMPLE_TOKENS = 100
 _MEASURED_TOKENS = 1 << 20
@@ -21,9 +21,9 @@ _MEASURED_TOKENS = 1 << 20
 def summary(corpus: Corpus) -> str:
     """Describe a corpus, a line for each of source, tokenizer, splits, lengths and skipped documents."""
     meta, tokenizer = corpus.meta, corpus.meta.tokenizer
-    lines = [f"source      {_described(meta.source)}; content {meta.content_hash[:12]}"]
+    lines = [f"source      {_describe_source(meta.source)}; content {meta.content_hash[:12]}"]
     if "validation" in meta.source:
-        lines.append(f"held out    {_described(meta.source['validation'])}")
+        lines.append(f"held out    {_describe_source(meta.source['validation'])}")
     lossy = "; taken as lossy" if (meta.request or {}).get("lossy_tokenizer") else ""
     lines.append(
         f"tokenizer   {tokenizer.name}, {tokenizer.vocab_size:,} entries; {tokenizer.hash[:12]}{lossy}"
@@ -46,7 +46,7 @@ def summary(corpus: Corpus) -> str:
     return "\n".join(lines)
 
 
-def _described(source: dict[str, Any]) -> str:
+def _describe_source(source: dict[str, Any]) -> str:
     """A source of ``meta.json`` in words."""
     return ", ".join(
         f"{key} {' '.join(value) if isinstance(value, list) else value}"
@@ -94,7 +94,7 @@ def verify(corpus: Corpus) -> Iterator[str]:
                 raise UserError(f"verify: {problem}")
         yield f"hashes      {len(records)} files are what was written"
     # In a folder, a sequence of the index is a document.
-    found = Lengths.of(np.concatenate([corpus.training.lengths, corpus.validation.lengths]))
+    found = Lengths.from_lengths(np.concatenate([corpus.training.lengths, corpus.validation.lengths]))
     if (said := corpus.meta.document_lengths) not in (None, found):
         path = str(corpus.folder / META_FILE)
         raise UserError(f"verify: {path!r} says {said}, but it is {found}; prepare the corpus again")

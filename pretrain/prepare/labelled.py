@@ -10,12 +10,12 @@ from typing import Any
 from model.declared import declared
 from model.errors import UserError
 from pretrain.classification.corpus import CHARACTERS, VOCABULARY, Task, prepare_labelled
-from pretrain.classification.sources import Example, kind_of, read_examples
+from pretrain.classification.sources import Example, detect_kind, read_examples
 from pretrain.config.options import parse_options
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.split import Split, number_of
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.utils.text import say
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.split import Split, digest_to_number
+from pretrain.utils.format import print_lines
 
 VALIDATION_FRACTION = 0.1
 
@@ -62,12 +62,12 @@ def run_labelled(argv: Sequence[str]) -> Path:
             raise UserError(f"{one}: give either --{one} or --{other}, and not both")
     task = _task(options)
     size, name = options.train_tokenizer, options.tokenizer
-    if name is None and size is None and kind_of(Path(options.train)) == "fasta":
+    if name is None and size is None and detect_kind(Path(options.train)) == "fasta":
         name = CHARACTERS
     tokenizer: Tokenizer | int | None = VOCABULARY if size is None else size
     if name is not None:
         tokenizer = None if name == CHARACTERS else load_tokenizer(name)
-    return prepare_labelled(Path(options.out), task, tokenizer, say, options.lossy_tokenizer)
+    return prepare_labelled(Path(options.out), task, tokenizer, print_lines, options.lossy_tokenizer)
 
 
 def _task(options: LabelledOptions) -> Task:
@@ -87,7 +87,7 @@ def _held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Exampl
     """Training and validation examples, split by the hash of the text: equal texts are on one side."""
     digests = [hashlib.sha256(example.text.encode()).digest() for example in examples]
     fraction = Selection(validation_fraction=fraction).validation_fraction
-    split = Split.choose(map(number_of, digests), fraction)
+    split = Split.choose(map(digest_to_number, digests), fraction)
     sides: tuple[list[Example], list[Example]] = ([], [])
     for example, digest in zip(examples, digests, strict=True):
         sides[split.is_validation(digest)].append(example)

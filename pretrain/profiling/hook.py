@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pretrain.checkpoint.state import TrainingState
 from pretrain.run.hooks import Hook, HookResult
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 FOLDER = "profile"
 MOST_ALLOCATIONS = 100_000
@@ -50,7 +50,7 @@ class Profiler(Hook):
             self.running.start()
         return HookResult()
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """At the last traced step."""
         return step == self.last
 
@@ -66,10 +66,10 @@ class Profiler(Hook):
         by = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
         table = tracer.key_averages().table(sort_by=by, row_limit=ROWS)
         (self.folder / f"operations-rank{self.rank}.txt").write_text(table + "\n", encoding="utf-8")
-        lines = [labelled("profile", f"{trace}: open it at https://ui.perfetto.dev, or in chrome://tracing")]
+        lines = [log_line("profile", f"{trace}: open it at https://ui.perfetto.dev, or in chrome://tracing")]
         if self.cuda:
             snapshot = self.folder / f"memory-rank{self.rank}.pickle"
             torch.cuda.memory._dump_snapshot(str(snapshot))
             torch.cuda.memory._record_memory_history(enabled=None)
-            lines.append(labelled("profile", f"{snapshot}: open it at https://pytorch.org/memory_viz"))
+            lines.append(log_line("profile", f"{snapshot}: open it at https://pytorch.org/memory_viz"))
         return HookResult(lines=lines)

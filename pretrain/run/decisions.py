@@ -20,9 +20,9 @@ from model.transformer import Fused
 from pretrain.checkpoint.state import Decided, TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.compiling import missing_compiler
+from pretrain.engine.compiling import find_missing_compiler
 from pretrain.engine.ds_config import EngineSettings, bf16_by, check_against_run, merge_ds_config
-from pretrain.engine.memory.micro_batch import device_memory, plan_batch
+from pretrain.plan.micro_batch import device_memory, plan_batch
 from pretrain.runtime.hardware import supports_bf16
 from pretrain.runtime.world import World
 
@@ -93,13 +93,13 @@ class Decisions:
         """What build_engine takes of them."""
         return {"compiled": self.compile.value, "fused": self.fused.value, "attention": self.attention.value}
 
-    def decided(self) -> Decided:
+    def to_record(self) -> Decided:
         """What a checkpoint keeps, so that the run goes on as it began."""
         return Decided(
             self.compile.value, self.fused.value, self.attention.value, self.batch.value.micro_batch
         )
 
-    def to_plain(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, dict[str, Any]]:
         """Every decision's value and reason, as decisions.json holds them."""
         plain: dict[str, dict[str, Any]] = {}
         for item in fields(self):
@@ -120,7 +120,7 @@ def gather_facts(run: RunConfig, world: World) -> Facts:
         (
             device_memory(world.device, world.local_size),
             supports_bf16(world.device),
-            missing_compiler(world.device),
+            find_missing_compiler(world.device),
         )
     )
     return Facts(
@@ -161,7 +161,7 @@ def decide(
     bf16 = dtype.value == "bf16"
     compiled = _compile(run, model, stage, saved, facts)
     fused = _fused(run, stage, compiled.value, saved, facts)
-    settings = EngineSettings.of(run, ds_config, bf16, largest, fused.value)
+    settings = EngineSettings.from_run(run, ds_config, bf16, largest, fused.value)
     batch = _batch(run, largest, saved, facts, settings)
     return Decisions(
         model=Decision(model, "of the checkpoint" if saved.model else "as asked for"),
@@ -225,7 +225,7 @@ def _compile(
 def _fused(run: RunConfig, stage: int, compiled: bool, saved: TrainingState, facts: Facts) -> Decision[Fused]:
     """Which products are fused, as Transformer's *fused* says it.
 
-    auto: the output head with the loss; where a GPU's blocks are compiled also q, k, v and gate, up. Without
+    auto: the LM head with the loss; where a GPU's blocks are compiled also q, k, v and gate, up. Without
     a compiler the gradients of these products would have to be copied together, which costs what they save;
     on a CPU it made no difference (docs/performance.md).
     """

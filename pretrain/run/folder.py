@@ -29,7 +29,7 @@ def prepare_run_folder(run: RunConfig, data: RunData, decisions: Decisions, worl
             remove_leftovers(run.folder)
             write_atomically(run.folder / "config.yaml", run.to_yaml())
             for name, content in (
-                ("decisions", decisions.to_plain()),
+                ("decisions", decisions.to_dict()),
                 ("ds_config", decisions.ds_config.value),
             ):
                 write_atomically(run.folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
@@ -40,7 +40,7 @@ def prepare_run_folder(run: RunConfig, data: RunData, decisions: Decisions, worl
                 "written with --runs_dir"
             ) from None
 
-    world.once(prepare)
+    world.on_rank_zero(prepare)
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:

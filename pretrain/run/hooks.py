@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.errors import UserError, closest, shown
+from model.errors import UserError, quote, suggest
 from pretrain.checkpoint.state import TrainingState
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Hook:
         """Act before step ``state.step`` (0-based) is attempted. The figures go into that step's row."""
         return HookResult()
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether ``run`` is to be called after this many steps."""
         return False
 
@@ -73,7 +73,7 @@ class Hook:
         ranks."""
         return {}
 
-    def reshaped(self, model: ModelConfig) -> None:
+    def model_changed(self, model: ModelConfig) -> None:
         """The engine holds *model* now, whose heads differ from those before. Its layers, and all widths but
         those of attention, are the same."""
 
@@ -81,7 +81,7 @@ class Hook:
         """Lines about what the hook is going to do, before the first step. On rank 0; not collective."""
         return []
 
-    def closing(self, session: Session) -> list[str]:
+    def summarize(self, session: Session) -> list[str]:
         """Lines about the results of this session, after its last step. On rank 0; not collective."""
         return []
 
@@ -95,7 +95,7 @@ class IntervalHook(Hook):
     def __init__(self, interval: int, last: int) -> None:
         self._interval, self._last = interval, last
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether *step* is a multiple of the interval, or the last."""
         return self._interval > 0 and (step >= self._last or step % self._interval == 0)
 
@@ -115,14 +115,14 @@ def load_hooks(names: Sequence[str]) -> list[type[Hook]]:
             except Exception as error:
                 reason = str(error).split("\n")[0] or "no reason given"
                 raise UserError(
-                    f"hooks: {shown(name)}: {module_name} cannot be imported ({type(error).__name__}: "
+                    f"hooks: {quote(name)}: {module_name} cannot be imported ({type(error).__name__}: "
                     f"{reason})"
                 ) from error
             kind = getattr(module, class_name, None)
             if not (isinstance(kind, type) and issubclass(kind, Hook)):
                 what = "is no class of pretrain.run.hooks.Hook" if kind else "does not exist"
                 raise UserError(
-                    f"hooks: {shown(name)}: {class_name} {what}{closest(class_name, vars(module))}"
+                    f"hooks: {quote(name)}: {class_name} {what}{suggest(class_name, vars(module))}"
                 )
             found.append(kind)
     return found

@@ -73,4 +73,4 @@ def hold_run_folder(run: RunConfig, world: World, held: contextlib.ExitStack) ->
     def hold() -> None:
         held.callback(RunLock(run.folder).release)
 
-    world.once(hold)
+    world.on_rank_zero(hold)

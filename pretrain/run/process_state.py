@@ -23,7 +23,7 @@ _training = threading.Lock()
 
 
 @contextlib.contextmanager
-def only_one_training() -> Iterator[None]:
+def claim_process() -> Iterator[None]:
     """Hold this process for one training: process group, environment and generators are the whole process's.
 
     Raises:
@@ -41,7 +41,7 @@ def only_one_training() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def environment_restored() -> Iterator[None]:
+def preserve_environment() -> Iterator[None]:
     """Put the environment's variables back at the end of the block."""
     before = dict(os.environ)
     try:
@@ -55,7 +55,7 @@ def environment_restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interpreter_restored() -> Iterator[None]:
+def preserve_interpreter() -> Iterator[None]:
     """Put back at the end of the block: warning filters, sys.excepthook, log levels, and the generators of
     Python and numpy."""
     import numpy as np
@@ -76,7 +76,7 @@ def interpreter_restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def torch_restored() -> Iterator[None]:
+def preserve_torch() -> Iterator[None]:
     """Put torch's global settings and generators back at the end of the block, and destroy the process groups
     that were made in it; a group that was there before stays.
 
@@ -99,7 +99,7 @@ def torch_restored() -> Iterator[None]:
     before = [read() for read, _ in settings]
     with contextlib.ExitStack() as inside:
         inside.callback(_write, settings, before)
-        inside.enter_context(_groups_restored())
+        inside.enter_context(_preserve_groups())
         inside.enter_context(torch.random.fork_rng(devices))
         inside.enter_context(torch.inference_mode(False))
         inside.enter_context(torch.enable_grad())
@@ -119,10 +119,10 @@ def _write(settings: list[tuple[Callable[[], Any], Callable[[Any], object]]], va
 
 
 @contextlib.contextmanager
-def _groups_restored() -> Iterator[None]:
+def _preserve_groups() -> Iterator[None]:
     import torch.distributed as dist
 
-    from pretrain.runtime.rendezvous import part
+    from pretrain.runtime.rendezvous import destroy_group
 
     world = dist.distributed_c10d._world
     own, before = not dist.is_initialized(), [*world.pg_map]
@@ -131,7 +131,7 @@ def _groups_restored() -> Iterator[None]:
     finally:
         gc.collect()  # engines are cycles, and hold groups
         if own and dist.is_initialized():
-            part()
+            destroy_group()
         else:
             for group in [group for group in world.pg_map if group not in before]:
                 dist.destroy_process_group(group)

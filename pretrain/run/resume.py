@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from model.config import ModelConfig
-from model.declared import from_plain, to_plain
-from model.errors import UserError, shown
+from model.declared import from_dict, to_dict
+from model.errors import UserError, quote
 from pretrain.checkpoint.state import TrainingState, WorldRecord
 from pretrain.config.run_config import RunConfig
-from pretrain.config.sources import differing_settings
+from pretrain.config.sources import diff_settings
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.run.hooks import Hook
@@ -73,12 +73,12 @@ def check_records(saved: TrainingState, hooks: Iterable[Hook]) -> None:
     for name, record in saved.records.items():
         if record.needed and name not in present:
             raise UserError(
-                f"hooks: the checkpoint holds a record of the hook {shown(name)}, which it needs and which "
+                f"hooks: the checkpoint holds a record of the hook {quote(name)}, which it needs and which "
                 "is not here; give --hooks as before"
             )
 
 
-def shape_change(saved: WorldRecord | None, world: WorldRecord | None) -> str | None:
+def describe_layout_change(saved: WorldRecord | None, world: WorldRecord | None) -> str | None:
     """How the world differs from the one that wrote a checkpoint, in a phrase; None when they match.
 
     Args:
@@ -89,7 +89,7 @@ def shape_change(saved: WorldRecord | None, world: WorldRecord | None) -> str | 
         return "loaded imported weights, the optimizer starts fresh"
     pairs = {key: (getattr(saved, key), getattr(world, key)) for key in SHAPE}
     changes = [f"{key} {before} -> {now}" for key, (before, now) in pairs.items() if before != now]
-    return f"reshaped: {', '.join(changes)}" if changes else None
+    return f"resharded: {', '.join(changes)}" if changes else None
 
 
 def begins_optimizer_anew(saved: TrainingState, run: RunConfig) -> bool:
@@ -98,7 +98,7 @@ def begins_optimizer_anew(saved: TrainingState, run: RunConfig) -> bool:
     Raises:
         UserError: it is, and ``optimizer.reset`` is not given.
     """
-    before = _asked_before(saved).optimizer.kind if saved.run else run.optimizer.kind
+    before = _read_earlier_request(saved).optimizer.kind if saved.run else run.optimizer.kind
     if before != run.optimizer.kind and not run.optimizer.reset:
         raise UserError(
             f"optimizer.kind: {run.folder} was trained with {before}, whose state {run.optimizer.kind} "
@@ -108,13 +108,13 @@ def begins_optimizer_anew(saved: TrainingState, run: RunConfig) -> bool:
     return before != run.optimizer.kind
 
 
-def _asked_before(saved: TrainingState) -> RunConfig:
+def _read_earlier_request(saved: TrainingState) -> RunConfig:
     """What was asked of the session that wrote a checkpoint.
 
     Raises:
         UserError: state.json holds something else.
     """
-    return from_plain(RunConfig, saved.run, "checkpoint: run in state.json")
+    return from_dict(RunConfig, saved.run, "checkpoint: run in state.json")
 
 
 def check_resume(
@@ -142,7 +142,7 @@ def check_resume(
     """
     differences = ModelConfig.from_json(saved.model).difference(held)
     if saved.run:
-        asked = _asked_before(saved)
+        asked = _read_earlier_request(saved)
         old, new = asked.optimizer, run.optimizer
         for name, earlier, later in (
             ("seed", asked.seed, run.seed),
@@ -163,20 +163,20 @@ def check_resume(
             f"resume: {run.folder} holds another run ({'; '.join(differences)}); "
             f"{settings_to_give(is_imported(saved))}"
         )
-    reshaped = [shape_change(saved.world, state.world)]
+    resharded = [describe_layout_change(saved.world, state.world)]
     if begins_optimizer_anew(saved, run):
-        reshaped.append("the optimizer begins anew, the weights are kept")
-    return [change for change in reshaped if change] + _notes(saved, state, run)
+        resharded.append("the optimizer begins anew, the weights are kept")
+    return [change for change in resharded if change] + _notes(saved, state, run)
 
 
 def _notes(saved: TrainingState, state: TrainingState, run: RunConfig) -> list[str]:
-    differing = differing_settings(_asked_before(saved), run) if saved.run else {}
+    differing = diff_settings(_read_earlier_request(saved), run) if saved.run else {}
     notes = [
         f"{name} changed: {before} -> {now}"
         for name, (before, now) in differing.items()
         if name.split(".")[0] not in SILENT
     ]
-    before, now = to_plain(saved.world) if saved.world else {}, to_plain(state.world)
+    before, now = to_dict(saved.world) if saved.world else {}, to_dict(state.world)
     notes += [
         f"{key} changed: {before[key]} -> {now[key]}; numbers are no longer bit-identical"
         for key in ("threads", "device", "versions")

@@ -14,7 +14,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import UserError
 from model.transformer import Transformer
-from pretrain.checkpoint.finder import Hold, checkpoint_path, existing_steps
+from pretrain.checkpoint.finder import Hold, checkpoint_path, require_steps
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
@@ -22,10 +22,10 @@ from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import ValidationSequences
-from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.metrics.file import read_metrics
-from pretrain.utils.text import labelled
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
+from pretrain.utils.format import log_line
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,13 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
         UserError: there is no valid one.
     """
     notes: list[str] = []
-    for existing_step in reversed(existing_steps(folder, step)):
+    for existing_step in reversed(require_steps(folder, step)):
         path = checkpoint_path(folder, existing_step)
         hold = Hold(path)  # before it is verified, which takes a while
         problem = verify(path)
         if problem is None:
             if notes:
-                report(labelled("note", f"{'; '.join(notes)}; using {path.name}"))
+                report(log_line("note", f"{'; '.join(notes)}; using {path.name}"))
             return path, hold
         if not os.path.lexists(path):  # pruned meanwhile, by a run that is training: there is a newer one
             return find_checkpoint(folder, step, report)

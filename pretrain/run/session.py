@@ -80,13 +80,15 @@ class Session:
             UserError: on every rank, when the held-out text is too short.
         """
         T = self.model_config.context_length  # as int32: half the bytes to send
-        return self.world.once(lambda: self.data.validation_windows(T, count).astype(np.int32))
+        return self.world.on_rank_zero(lambda: self.data.validation_windows(T, count).astype(np.int32))
 
     def validation_bytes(self, count: int) -> int:
         """See RunData.validation_bytes; rank 0 counts them for all. Collective."""
-        return self.world.once(lambda: self.data.validation_bytes(self.model_config.context_length, count))
+        return self.world.on_rank_zero(
+            lambda: self.data.validation_bytes(self.model_config.context_length, count)
+        )
 
     def validation_documents(self, count: int) -> list[np.ndarray]:
         """See RunData.validation_documents; rank 0 looks them up for all. Collective."""
         T = self.model_config.context_length
-        return self.world.once(lambda: self.data.validation_documents(T, count))
+        return self.world.on_rank_zero(lambda: self.data.validation_documents(T, count))

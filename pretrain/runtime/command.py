@@ -11,12 +11,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.runtime.environment import environment_rank
 from pretrain.utils.cache_folders import keep_compiled_code_private
 from pretrain.utils.env_check import set_aside_compile_cache
-from pretrain.utils.extras import missing_extra
-from pretrain.utils.output import print_any_text
+from pretrain.utils.optional_packages import explain_missing
+from pretrain.utils.stdio import print_any_text
 
 BAD_INPUT = 2
 """Exit codes: after bad input, after Ctrl-C, and when the reader of the output has closed it."""
@@ -72,18 +72,18 @@ def bad_input(error: BaseException) -> UserError | None:
     if isinstance(error, UserError):
         return error
     if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
-        where = f"{shown(str(error.filename), 200, plain=True)}: " if error.filename else ""
+        where = f"{quote(str(error.filename), 200, plain=True)}: " if error.filename else ""
         return UserError(f"{where}{error.strerror}")
-    return _full_for_a_child(error) or missing_extra(error)
+    return _find_full_disk(error) or explain_missing(error)
 
 
-def _full_for_a_child(error: BaseException) -> UserError | None:
+def _find_full_disk(error: BaseException) -> UserError | None:
     """*error*, if its text says that something could not be written: a library raises with the output of the
     process that met NOTHING_MORE, or with its own words for it."""
     for line in str(error).splitlines():
         if any(os.strerror(number) in line for number in NOTHING_MORE):
             return UserError(
-                f"{shown(line.strip(), 200, plain=True)}; temporary files are in {tempfile.gettempdir()}: "
+                f"{quote(line.strip(), 200, plain=True)}; temporary files are in {tempfile.gettempdir()}: "
                 "make room there, or set TMPDIR to another folder"
             )
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from pretrain.runtime.environment import read_environment
-from pretrain.runtime.launchers import launchers
+from pretrain.runtime.launchers import find_launchers
 
 
 def report_progress() -> None:
@@ -46,17 +46,17 @@ def _command(arguments: list[str]) -> list[str]:
     typed, or, where that runs on another machine, what the environment shows of it."""
     if (submitted := os.environ.get("SUBMIT_LINE")) is not None:  # by slurm/launch.sh
         return shlex.split(submitted)
-    for launcher in reversed(launchers()):  # the outermost first
+    for launcher in reversed(find_launchers()):  # the outermost first
         with contextlib.suppress(psutil.Error):  # it has ended
             command = launcher.cmdline()
             # On other machines deepspeed starts this module of its own.
             own = any(part.endswith(".launcher.launch") for part in command)
             if command[-len(arguments) :] == arguments and not own:
-                return _as_typed(command)
+                return _to_typed_command(command)
     return [*_launcher_of_environment(), *arguments]
 
 
-def _as_typed(command: list[str]) -> list[str]:
+def _to_typed_command(command: list[str]) -> list[str]:
     """A process's command line with the program's name alone, and without the interpreter of a script that
     the shell finds."""
     script = len(command) > 1 and shutil.which(Path(command[1]).name) is not None

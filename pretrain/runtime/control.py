@@ -41,7 +41,7 @@ class Control:
         self._sent: torch.Tensor | None = None  # on the CPU, even when training runs on a GPU
         self._work: Any = None
 
-    def asked(self) -> bool:
+    def has_request(self) -> bool:
         """Whether this rank was asked to stop; the others need not know yet."""
         return self.listener is not None and self.listener.reason is not None
 
@@ -59,7 +59,7 @@ class Control:
         """
         if turn % self._interval:
             return
-        code = self.listener.exit_code if self.listener and self.asked() else 0
+        code = self.listener.exit_code if self.listener and self.has_request() else 0
         self._ballot = [code, int(writing)]
         if self._group is not None:
             self._sent = torch.tensor(self._ballot, dtype=torch.int64)
@@ -82,12 +82,12 @@ class Control:
         if not code:
             return None, bool(writing)
         if self.listener is not None:
-            self.listener.agreed()
-        reason = self.world.agree(self.listener.reason if self.listener else None)
+            self.listener.mark_agreed()
+        reason = self.world.first_problem(self.listener.reason if self.listener else None)
         return Stopped(reason or "asked to stop", code), bool(writing)
 
     @contextlib.contextmanager
-    def interruptible(self, engine: Any, doing: str) -> Iterator[None]:
+    def allow_interruption(self, engine: Any, doing: str) -> Iterator[None]:
         """Vote after forward passes of *engine* in the block, since validation and evaluation can take long.
 
         All ranks make the same number of passes, so they stop after the same one.

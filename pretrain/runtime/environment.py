@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.runtime.launchers import is_launcher
 from pretrain.utils.env_check import check_variables
 
@@ -84,12 +84,12 @@ def check_environment() -> Launch:
     port = rendezvous_port(launch)
     # torchrun's own process listens there for its ranks, and so may a program that has connected them.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if launch.rank == 0 and launch.size > 1 and not (agent or connected()):
+    if launch.rank == 0 and launch.size > 1 and not (agent or has_process_group()):
         _check_port(port)
     return launch
 
 
-def connected() -> bool:
+def has_process_group() -> bool:
     """Whether this process has a process group; torch is not imported."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_initialized())
@@ -122,7 +122,7 @@ def check_threads(threads: int | None) -> None:
     most = THREADS_PER_CORE * (os.cpu_count() or 1)
     if threads is not None and not 1 <= threads <= most:
         raise UserError(
-            f"threads: {shown(threads)} is not valid; give 1 to {most} CPU threads per rank "
+            f"threads: {quote(threads)} is not valid; give 1 to {most} CPU threads per rank "
             f"({THREADS_PER_CORE} for each core of this machine), or leave it out"
         )
 
@@ -133,7 +133,7 @@ def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and least <= int(text) <= most):
         raise UserError(
-            f"{name}: {shown(text)} in the environment is not valid; give an integer from {least} to {most}, "
+            f"{name}: {quote(text)} in the environment is not valid; give an integer from {least} to {most}, "
             "as deepspeed and torchrun do, or unset it"
         )
     return int(text)

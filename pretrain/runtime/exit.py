@@ -18,7 +18,7 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.runtime.command import BAD_INPUT, bad_input
 
 FAILED = 1
@@ -55,7 +55,7 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
         code = first[1]
     else:  # rank 0, which hosts the store, has ended
         _leave_time_to_the_launcher(wait, code)
-        _print(f"error: {_where(rank)} lost rank 0, which ended first ({shown(error, 200, plain=True)})\n")
+        _print(f"error: {_where(rank)} lost rank 0, which ended first ({quote(error, 200, plain=True)})\n")
     # Not sys.exit: on the way out, process groups would wait for ranks that no longer answer.
     os._exit(code)
 

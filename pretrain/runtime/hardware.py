@@ -120,7 +120,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         known = data_sheet_peak(name, dtype)
         if known is not None:
             return known, f"data sheet of {name}, dense {_name(dtype)}"
-    return _measured_peak(device, dtype, torch.get_num_threads())
+    return _measure_peak(device, dtype, torch.get_num_threads())
 
 
 def data_sheet_peak(name: str, dtype: torch.dtype) -> float | None:
@@ -136,7 +136,7 @@ def data_sheet_peak(name: str, dtype: torch.dtype) -> float | None:
 
 
 @functools.cache
-def _measured_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, str]:
+def _measure_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[float, str]:
     """The rate of the fastest product of two square matrices."""
     size = PRODUCT_SIZES[device.type]
     # A separate generator: measuring must not move the run's random numbers.

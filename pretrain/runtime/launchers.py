@@ -17,7 +17,7 @@ _COMMANDS = ("deepspeed", "torchrun", "pretrain-study")
 _MODULES = ("torch.distributed.run", "pretrain.study")
 
 
-def launchers() -> list[psutil.Process]:
+def find_launchers() -> list[psutil.Process]:
     """The launchers among this process's ancestors.
 
     Empty for a program started by hand or by a batch system's task: users who start it with nohup or
@@ -38,8 +38,8 @@ def is_launcher(command: Sequence[str]) -> bool:
     return any(name in _COMMANDS for name in names) or module in _MODULES or module.startswith("deepspeed.")
 
 
-def gone(known: Sequence[psutil.Process]) -> int | None:
-    """The first of *known* (see launchers) that has ended; None while all still run."""
+def find_ended(known: Sequence[psutil.Process]) -> int | None:
+    """The first of *known* (see find_launchers) that has ended; None while all still run."""
     for process in known:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

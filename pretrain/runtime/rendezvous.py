@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.runtime.environment import Launch
 from pretrain.runtime.hardware import detect_device
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 
 KEY = "head_schedules/device"
 HEARING = timedelta(seconds=5)
@@ -101,7 +101,7 @@ def _choose(device: torch.device) -> None:
         os.environ["LOCAL_RANK"] = str(device.index)
 
 
-def part() -> None:
+def destroy_group() -> None:
     """Destroy the process group that ``meet`` started. The ranks can then meet again at the same address.
 
     Each waits for the others first: HEARING at most, since one that has failed alone does not come. Nothing
@@ -137,7 +137,7 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
     """The store that rank 0 hosts, as soon as all ranks have reached it."""
     where = f"{os.environ['MASTER_ADDR']} port {os.environ['MASTER_PORT']}"
     seconds = f"{MEETING.total_seconds():g} s"
-    text = labelled("waiting", f"rank {rank}, for {size} ranks to meet at {where}, {seconds} at most")
+    text = log_line("waiting", f"rank {rank}, for {size} ranks to meet at {where}, {seconds} at most")
     notice = threading.Timer(NOTICE_SECONDS, print, [text], {"file": sys.stderr, "flush": True})
     if os.environ["LOCAL_RANK"] == "0":
         notice.start()
@@ -159,7 +159,7 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
         late = time.monotonic() - began > MEETING.total_seconds() / 2
         raise UserError(
             f"MASTER_ADDR: the {size} ranks did not meet at {where}{f' within {seconds}' * late} "
-            f"({shown(str(error).splitlines()[0], 200, plain=True)}); give an address of rank 0's machine "
+            f"({quote(str(error).splitlines()[0], 200, plain=True)}); give an address of rank 0's machine "
             "that all can reach and a port that is free there, and start every rank"
         ) from error
     finally:

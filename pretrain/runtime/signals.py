@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from pretrain.runtime.command import INTERRUPTED
-from pretrain.runtime.launchers import gone, launchers
+from pretrain.runtime.launchers import find_ended, find_launchers
 
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and should be resumed: EX_TEMPFAIL of sysexits.h."""
@@ -82,7 +82,7 @@ class StopListener:
         self._first_received: dict[int, float] = {}
         self._agreed = self._saved = False
         self._raise_at_once = False
-        self._launchers = launchers()
+        self._launchers = find_launchers()
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         self._receives = threading.current_thread() is threading.main_thread()
@@ -108,18 +108,18 @@ class StopListener:
         self.agreement_seconds = agreement_seconds
         self.budget_seconds = None if minutes is None else 60 * minutes
 
-    def saved(self) -> contextlib.AbstractContextManager[None]:
+    def mark_saved(self) -> contextlib.AbstractContextManager[None]:
         """Record that nothing is left to save: from now on a request to stop ends the process with 0. The
-        block is one of at_once."""
+        block is one of raising."""
         self._agreed = self._saved = True
-        return self.at_once()
+        return self.raising()
 
-    def agreed(self) -> None:
+    def mark_agreed(self) -> None:
         """Record that the ranks have agreed to stop: from now on saving has no time limit."""
         self._agreed = True
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
+    def raising(self) -> Iterator[None]:
         """In the block, a signal raises Stopped in the main thread; for code before training, with nothing to
         save."""
         self._raise_at_once = True
@@ -137,7 +137,7 @@ class StopListener:
     def let_the_launcher_end(self) -> None:
         """Wait until Ctrl-C has ended a launcher: what this process prints next comes after its traceback."""
         deadline = time.monotonic() + REPEAT_SECONDS
-        while self._launchers and gone(self._launchers) is None and time.monotonic() < deadline:
+        while self._launchers and find_ended(self._launchers) is None and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class StopListener:
                 return
 
     def _check_the_launcher(self) -> None:
-        process = gone(self._launchers)
+        process = find_ended(self._launchers)
         if process is not None:
             self._ask(f"its launcher, process {process}, has gone", STOPPED)
             if self._raise_at_once and self._receives:  # its handler raises; it adds nothing to the reason

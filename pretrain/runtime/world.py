@@ -19,8 +19,8 @@ from pretrain.config.sections import InterruptionConfig
 from pretrain.runtime.environment import check_environment, rendezvous_port
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.rendezvous import BACKENDS, check_group, meet
+from pretrain.utils.format import print_lines
 from pretrain.utils.malloc import keep_freed_memory
-from pretrain.utils.text import say
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -82,12 +82,12 @@ class World:
             },
         }
 
-    def say(self, *lines: object) -> None:
+    def print_rank_zero(self, *lines: object) -> None:
         """Print lines, on the main rank only."""
         if self.is_main:
-            say(*lines)
+            print_lines(*lines)
 
-    def agree(self, problem: str | None) -> str | None:
+    def first_problem(self, problem: str | None) -> str | None:
         """Share a problem among all ranks: every rank gets the first one (naming its rank), or None.
 
         Collective: all ranks must call it.
@@ -116,7 +116,7 @@ class World:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def once(self, make: Callable[[], T]) -> T:
+    def on_rank_zero(self, make: Callable[[], T]) -> T:
         """What *make* returns on rank 0, the only rank to call it, on every rank. Collective.
 
         Raises:
@@ -135,7 +135,7 @@ class World:
             raise UserError(problem)
         return cast(T, value)
 
-    def together(self, make: Callable[[], T]) -> T:
+    def on_all_ranks(self, make: Callable[[], T]) -> T:
         """What *make*, which every rank calls and which uses no collective, returns on this rank. Collective.
 
         Raises:
@@ -146,7 +146,7 @@ class World:
             value = make()
         except UserError as error:
             problem = str(error)
-        if problem := self.agree(problem):
+        if problem := self.first_problem(problem):
             raise UserError(problem)
         return cast(T, value)
 

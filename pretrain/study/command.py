@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.runtime.command import run_command
@@ -18,22 +18,22 @@ from pretrain.study.results import (
     STUDY_FILE,
     TASKS_FILE,
     check_settings,
+    describe_unnamed,
     failed_mark,
     failure,
+    find_unnamed_runs,
     load_results,
+    load_study,
     run_state,
-    study_of,
     task_names,
-    unnamed_line,
-    unnamed_runs,
 )
-from pretrain.study.running.run import RunOptions, run_study, study_command, untried
+from pretrain.study.running.run import RunOptions, list_untried, run_study, study_command
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
-from pretrain.study.study_file import find_study, pilot_of, read_study, rung_of, study_names
+from pretrain.study.study_file import build_pilot, build_rung, find_study, read_study, study_names
 from pretrain.utils.folders import refuse_other_kind
-from pretrain.utils.tables import aligned
-from pretrain.utils.text import say
+from pretrain.utils.format import print_lines
+from pretrain.utils.tables import align_columns
 
 
 def build_parser() -> Parser:
@@ -88,12 +88,12 @@ def dispatch(arguments: Sequence[str]) -> int:
     """
     options = build_parser().parse_args(arguments)
     if options.study is None:
-        say(*_studies())
+        print_lines(*_studies())
         return 0
     # Of a large study a task needs one run alone.
     study = _open(options.study, options.out, check_runs=options.command != "task")
     if options.command == "list":
-        say(*_states(study))
+        print_lines(*_states(study))
     elif options.command == "task":
         _task(study, options.number, options.ranks)
     elif options.command == "power":
@@ -114,7 +114,7 @@ def _open(name: str, out: Path | None, check_runs: bool) -> Study:
             raise UserError(
                 f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
             )
-        return study_of(path, check_runs)
+        return load_study(path, check_runs)
     file = find_study(name)
     folder = out or Path("runs") / file.stem
     if not is_folder_name(Path(os.path.realpath(folder)).name):
@@ -128,13 +128,13 @@ def _studies() -> list[str]:
     rows = [("study", "runs", "FLOPs", "sized for", "title")]
     for name in study_names():
         study = read_study(find_study(name))
-        pilots = pilot_of(study).runs if study.tried else ()
+        pilots = build_pilot(study).runs if study.tried else ()
         runs = [*pilots, *study.runs]
         flops = sum(planned.flops for planned in runs)
         hours, machine = study.file.hours, study.file.machine
         sized = f"{hours:g} h on {machine}" if hours else machine
         rows.append((name, str(len(runs)), f"{flops:.1e}", sized, study.title))
-    return aligned(rows, left={0, 3, 4})
+    return align_columns(rows, left={0, 3, 4})
 
 
 def _states(study: Study) -> list[str]:
@@ -148,16 +148,16 @@ def _states(study: Study) -> list[str]:
         rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
     notes = []
     if study.untuned:
-        pilot = pilot_of(study)
-        left = f"{len(untried(pilot))} of {len(pilot.runs)} pilots are left"
+        pilot = build_pilot(study)
+        left = f"{len(list_untried(pilot))} of {len(pilot.runs)} pilots are left"
         notes.append(f"not tuned yet: {left} ({study_command('list', pilot.folder)})")
     if rung := study.next_rung:
-        short = rung_of(study)
-        left = f"{len(untried(short))} of {len(short.runs)} runs are left"
+        short = build_rung(study)
+        left = f"{len(list_untried(short))} of {len(short.runs)} runs are left"
         notes.append(f"rung {rung}: {left} ({study_command('list', short.folder)})")
-    if unnamed := unnamed_line(unnamed_runs(study)):
+    if unnamed := describe_unnamed(find_unnamed_runs(study)):
         notes.append(unnamed)
-    return [*aligned(rows, left={1, 2}), *notes]
+    return [*align_columns(rows, left={1, 2}), *notes]
 
 
 def _task(study: Study, number: str, ranks: int | None) -> None:
@@ -192,7 +192,7 @@ def _power(study: Study, options: argparse.Namespace) -> None:
     question = Question(sd=options.sd, effect=options.effect, power=options.power, parallel=options.parallel)
     pilot = None
     if options.pilot is not None:
-        planned = study_of(options.pilot)
+        planned = load_study(options.pilot)
         results = load_results(planned)
         pilot = View(planned, results, study.file.measure, study.file.last_validations)
     print("\n".join(power_lines(study, question, pilot)))
@@ -201,16 +201,16 @@ def _power(study: Study, options: argparse.Namespace) -> None:
 def _report(study: Study) -> None:
     if not study.folder.is_dir():
         raise UserError(
-            f"study: {shown(str(study.folder))} does not exist; run it first: "
+            f"study: {quote(str(study.folder))} does not exist; run it first: "
             + study_command("run", study.name)
         )
     from pretrain.study.report.page import terminal_lines, write_report
-    from pretrain.study.summaries import view_of
+    from pretrain.study.summaries import build_view
 
-    view = view_of(study, load_results(study))
+    view = build_view(study, load_results(study))
     written = write_report(view)
-    say(*terminal_lines(view))
-    say("wrote " + ", ".join(map(str, written)))
+    print_lines(*terminal_lines(view))
+    print_lines("wrote " + ", ".join(map(str, written)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

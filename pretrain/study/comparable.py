@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pretrain.study.results import RunResult, some_names
-from pretrain.utils.text import several
+from pretrain.study.results import RunResult, shorten_names
+from pretrain.utils.format import describe_several
 
 NOTED: dict[str, Callable[[RunResult], object]] = {
     "context length": lambda run: run.planned.run.build_model_config().context_length,
@@ -26,20 +26,20 @@ def notes_on(runs: Sequence[RunResult]) -> list[str]:
     notes = [
         f"the runs differ in {what}: {found}"
         for what, value in NOTED.items()
-        if (found := listed(runs, value))
+        if (found := list_values(runs, value))
     ]
     lost = [run.planned.name for run in runs if run.state == "finished" and not run.saved]
     if lost:
         notes.append(
-            f"finished runs without a checkpoint ({some_names(lost)}): their text, tokenizer and code were "
-            "not checked"
+            f"finished runs without a checkpoint ({shorten_names(lost)}): their text, tokenizer and code "
+            "were not checked"
         )
     return notes
 
 
-def listed(runs: Sequence[RunResult], value: Callable[[RunResult], object]) -> str:
+def list_values(runs: Sequence[RunResult], value: Callable[[RunResult], object]) -> str:
     """Values with names of runs; empty for one value. Runs without a checkpoint, or with None, count not."""
-    return several(((run.planned.name, value(run)) for run in runs if run.saved), some_names)
+    return describe_several(((run.planned.name, value(run)) for run in runs if run.saved), shorten_names)
 
 
 def tokenizer(run: RunResult) -> str | None:

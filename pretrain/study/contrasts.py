@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BeforeValidator, Field
 
 from model.declared import declared
-from model.errors import UserError, closest, shown
+from model.errors import UserError, quote, suggest
 
 Name = tuple[str, str]
 """Of a variant: the comparison's name (empty in a study of one) and its own."""
@@ -86,9 +86,9 @@ def parse_contrasts(values: Mapping[str, Sides], variants: Sequence[Name]) -> It
     for name, sides in values.items():
         if not name.strip() or not name.isprintable():
             refuse("contrasts", name, "give a name of printable characters")
-        where = f"contrasts.{shown(name, plain=True)}"
+        where = f"contrasts.{quote(name, plain=True)}"
         plus, minus = (
-            tuple(variant for each in given for variant in _matching(each, f"{where}.{side}", variants))
+            tuple(variant for each in given for variant in _match_variants(each, f"{where}.{side}", variants))
             for side, given in (("plus", sides.plus), ("minus", sides.minus))
         )
         variant, count = Counter(plus + minus).most_common(1)[0]
@@ -97,7 +97,7 @@ def parse_contrasts(values: Mapping[str, Sides], variants: Sequence[Name]) -> It
         yield Contrast(name, plus, minus)
 
 
-def _matching(name: str, where: str, variants: Sequence[Name]) -> Sequence[Name]:
+def _match_variants(name: str, where: str, variants: Sequence[Name]) -> Sequence[Name]:
     found = [variant for variant in variants if full_name(variant) == name]
     found = found or [variant for variant in variants if variant[1] == name]
     if len(found) > 1:
@@ -107,11 +107,11 @@ def _matching(name: str, where: str, variants: Sequence[Name]) -> Sequence[Name]
         found = found or [variant for variant in variants if fnmatchcase(full_name(variant), pattern)]
     if not found:
         valid = list(map(full_name, variants))
-        hint = closest(name, valid).removeprefix("; ")
+        hint = suggest(name, valid).removeprefix("; ")
         refuse(where, name, hint or f"variants are {', '.join(valid[:6])}{', …' * (len(valid) > 6)}")
     return found
 
 
 def refuse(key: str, value: Any, valid: str) -> NoReturn:
     """Raise a UserError about a key of a study file, its value and what would be valid."""
-    raise UserError(f"study: {key}: {shown(value)} is not valid; {valid}")
+    raise UserError(f"study: {key}: {quote(value)} is not valid; {valid}")

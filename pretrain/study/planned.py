@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from model.declared import Count, Positive, PositiveNumber, declared
-from model.errors import UserError, shown
+from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared
+from model.errors import UserError, quote
 from pretrain.config.growth import GrowthConfig
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import make_run
@@ -25,7 +25,7 @@ from pretrain.study.settings import Settings
 MOST_SEEDS = 1000
 HIGHER_IS_BETTER = {"val_accuracy"}
 """Measures; of the others lower values are better."""
-Rates = Annotated[list[PositiveNumber], Field(min_length=2, max_length=32)]
+Rates = Annotated[list[PositiveFloat], Field(min_length=2, max_length=32)]
 
 
 def _seeds(value: Any) -> Any:
@@ -34,7 +34,7 @@ def _seeds(value: Any) -> Any:
         return list(range(1, value + 1))
     if not isinstance(value, list) or not 0 < len(set(map(str, value))) == len(value) <= MOST_SEEDS:
         raise UserError(
-            f"seeds: {shown(value)} is not valid; give a list such as [1, 2, 3], each once, or how many: 3 "
+            f"seeds: {quote(value)} is not valid; give a list such as [1, 2, 3], each once, or how many: 3 "
             f"(at most {MOST_SEEDS:,})"
         )
     return value
@@ -60,7 +60,7 @@ class ComparisonFile:
 class StudyFile:
     """A study file as it is written."""
 
-    seeds: Annotated[list[Count], BeforeValidator(_seeds)]
+    seeds: Annotated[list[NonNegativeInt], BeforeValidator(_seeds)]
     title: Text | None = None
     recipe: Text | None = None
     """None: the default recipe, as without ``--config``."""
@@ -77,18 +77,18 @@ class StudyFile:
     """The same of the learning rate: Muon's for variants with Muon."""
     halving: Halving | None = None
     """Short runs that drop variants first."""
-    pilot_seeds: Annotated[list[Count], BeforeValidator(_seeds)] | None = None
+    pilot_seeds: Annotated[list[NonNegativeInt], BeforeValidator(_seeds)] | None = None
     """What values are tried with and variants dropped by; the study's own seeds are not among them."""
     ds_config: Text = "ds_configs/zero2.json"
     measure: Literal["val_loss", "val_bpb", "val_accuracy", "train_loss"] = "val_loss"
     """What is compared: a key of metrics.jsonl."""
-    last_validations: Positive = 1
+    last_validations: PositiveInt = 1
     """The result of a run is the mean of so many last values."""
-    effect: PositiveNumber | None = None
+    effect: PositiveFloat | None = None
     """Smallest difference of ``measure`` that the study is meant to see."""
     machine: Text = ""
     """What its size was chosen for, in words."""
-    hours: PositiveNumber | None = None
+    hours: PositiveFloat | None = None
     """The budget there."""
 
 
@@ -100,7 +100,7 @@ class Variant:
     """With the comparison's."""
     settings: Settings
     """By dotted name: the recipe's, with those of the study, the comparison and the variant in place."""
-    seed_shift: Count = 0
+    seed_shift: NonNegativeInt = 0
     """Its runs take seed + so much. Their pairs have nothing in common, as a check on the intervals."""
     against: Text | None = None
     """The variant that it is compared with; None: the comparison's baseline."""
@@ -145,15 +145,17 @@ class PlannedRun:
     variant: str
     seed: int
     """The study's seed, which pairs it with the other variants' runs; ``run.seed`` is what it trains with."""
-    of: Variant
+    definition: Variant
     runs_dir: Path
     """The study's folder."""
 
     @cached_property
     def run(self) -> RunConfig:
         """What is trained; UserError as for Variant.run."""
-        seed = self.seed + self.of.seed_shift
-        return dataclasses.replace(self.of.run, seed=seed, name=self.name, runs_dir=str(self.runs_dir))
+        seed = self.seed + self.definition.seed_shift
+        return dataclasses.replace(
+            self.definition.run, seed=seed, name=self.name, runs_dir=str(self.runs_dir)
+        )
 
     @property
     def folder(self) -> Path:

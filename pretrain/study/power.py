@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from model.declared import Positive, PositiveNumber, declared
+from model.declared import PositiveFloat, PositiveInt, declared
 from model.errors import UserError
 from pretrain.study.contrasts import full_name
 from pretrain.study.planned import Study
@@ -26,7 +26,7 @@ from pretrain.study.statistics.paired import (
 from pretrain.study.statistics.ranks import MOST_PAIRS as MOST_RANKED
 from pretrain.study.statistics.ranks import signed_rank_pairs, smallest_p
 from pretrain.study.summaries import View
-from pretrain.utils.text import human_seconds
+from pretrain.utils.format import human_seconds
 
 UTILISATION = {"cuda": 0.4, "cpu": 0.06}
 """Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a
@@ -38,13 +38,13 @@ more."""
 class Question:
     """What ``power`` is asked, besides the study and a pilot."""
 
-    sd: PositiveNumber | None = None
+    sd: PositiveFloat | None = None
     """Of paired differences, in the unit of the measure; counts in place of a pilot's."""
-    effect: PositiveNumber | None = None
+    effect: PositiveFloat | None = None
     """True difference to be found; None: the study's."""
     power: Annotated[float, Field(gt=0.05, lt=1)] = 0.8
     """Probability to find it with a test at 5 %."""
-    parallel: Positive = 1
+    parallel: PositiveInt = 1
     """Runs at a time."""
 
 
@@ -89,7 +89,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     flops = [planned.flops for planned in study.runs]
     planned_seeds = len(study.file.seeds)
 
-    def needed(sd: float) -> str:
+    def count_needed(sd: float) -> str:
         count = pairs_needed(effect or 0.0, sd, question.power)
         return f"more than {MOST_PAIRS:,}" if count is None else f"{count:,}"
 
@@ -103,7 +103,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     interval = span = ""
     if spread.pairs:
         interval = f" (95 % interval {spread.low:.3g} to {spread.high:.3g})"
-        span = f" ({needed(spread.low)} to {needed(spread.high)} over the interval of the spread)"
+        span = f" ({count_needed(spread.low)} to {count_needed(spread.high)} over the interval of the spread)"
     lines = [
         f"spread   sd {spread.sd:.3g}{interval} of paired differences of {study.file.measure}, "
         f"{spread.source}"
@@ -112,10 +112,10 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
         lines.append("needed   not known: the study names no effect; give --effect")
     else:
         test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
-        lines.append(f"needed   {needed(spread.sd)} seeds{span} to find {effect:g} {test}")
+        lines.append(f"needed   {count_needed(spread.sd)} seeds{span} to find {effect:g} {test}")
         if count := pairs_needed(effect, spread.sd, question.power):
             lines.append(size("", count))
-        lines.append(_by_ranks(effect, spread, question.power))
+        lines.append(_count_seeds_by_ranks(effect, spread, question.power))
     compared = [
         name
         for comparison in study.comparisons
@@ -137,7 +137,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     ]
 
 
-def _by_ranks(effect: float, spread: Spread, power: float) -> str:
+def _count_seeds_by_ranks(effect: float, spread: Spread, power: float) -> str:
     """How many seeds the signed-rank test needs, by simulation."""
     from scipy.stats import norm
 

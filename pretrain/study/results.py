@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import ModelConfig
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.config.sources import load_run_config
 from pretrain.metrics.file import read_metrics
 from pretrain.study.planned import PlannedRun, Study
-from pretrain.study.study_file import differing_fields, read_study
+from pretrain.study.study_file import diff_fields, read_study
 from pretrain.utils.files import read_regular
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class RunResult:
         return f"{self.planned.name}: {self.state} {where}" + f" ({self.failure})" * bool(self.failure)
 
 
-def study_of(folder: Path, check_runs: bool = True) -> Study:
+def load_study(folder: Path, check_runs: bool = True) -> Study:
     """The study whose runs are in *folder*; see read_study for *check_runs*.
 
     Raises:
@@ -83,7 +83,7 @@ def study_of(folder: Path, check_runs: bool = True) -> Study:
     path = folder / STUDY_FILE
     if not path.is_file():
         raise UserError(
-            f"study: {shown(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
+            f"study: {quote(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
             "(python -m pretrain.study run makes it)"
         )
     real = Path(os.path.realpath(folder))
@@ -129,7 +129,7 @@ def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, 
     return ("failed" if failure(planned) else "unfinished"), rows
 
 
-def unfinished(study: Study) -> list[PlannedRun]:
+def list_unfinished(study: Study) -> list[PlannedRun]:
     """The runs that are not finished, in the study's order."""
     return [run for run in study.runs if run_state(study, run)[0] != "finished"]
 
@@ -153,7 +153,7 @@ def _text(path: Path, most_bytes: int = 1 << 26) -> str:
         return ""
 
 
-def unnamed_runs(study: Study) -> list[str]:
+def find_unnamed_runs(study: Study) -> list[str]:
     """Names of the runs in its folder of variants or seeds that were taken out of the study's file."""
     named = {planned.name for planned in study.runs}
     return sorted(
@@ -161,13 +161,13 @@ def unnamed_runs(study: Study) -> list[str]:
     )
 
 
-def unnamed_line(names: Sequence[str]) -> str:
-    """A sentence on runs of unnamed_runs, without its full stop; empty without such runs."""
-    what = f"{len(names)} run{'s' * (len(names) != 1)} that the study does not name: {some_names(names)}"
+def describe_unnamed(names: Sequence[str]) -> str:
+    """A sentence on runs of find_unnamed_runs, without its full stop; empty without such runs."""
+    what = f"{len(names)} run{'s' * (len(names) != 1)} that the study does not name: {shorten_names(names)}"
     return f"the folder also holds {what}" if names else ""
 
 
-def some_names(names: Sequence[str], most: int = 3) -> str:
+def shorten_names(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
@@ -195,7 +195,7 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
         path = planned.folder
         if not (path / "config.yaml").is_file():
             continue
-        differing = differing_fields(planned.run, load_run_config(path / "config.yaml"))
+        differing = diff_fields(planned.run, load_run_config(path / "config.yaml"))
         if differing:
             listed = ", ".join(
                 f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4]

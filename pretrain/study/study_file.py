@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model.declared import from_plain, to_plain
-from model.errors import UserError, closest, shown
+from model.declared import from_dict, to_dict
+from model.errors import UserError, quote, suggest
 from model.heads import HeadSchedule
 from pretrain.config.run_config import RunConfig, is_folder_name
-from pretrain.config.sources import Recipe, differing_settings, load_recipe, make_run
+from pretrain.config.sources import Recipe, diff_settings, load_recipe, make_run
 from pretrain.study.contrasts import full_name, parse_contrasts, refuse
 from pretrain.study.design.factors import read_design
-from pretrain.study.pilots.halving import Halving, read_kept, rung_folder, rung_text, still_in
+from pretrain.study.pilots.halving import Halving, list_remaining, read_kept, rung_folder, rung_text
 from pretrain.study.pilots.tuning import PILOT, TUNED_FILE, Tuned, pilot_text, read_tuned
 from pretrain.study.planned import Comparison, ComparisonFile, PlannedRun, Study, StudyFile, Variant
 from pretrain.study.settings import OF_A_VARIANT, Settings, is_name_part, label, read_settings
@@ -45,8 +45,8 @@ def find_study(name: str | Path) -> Path:
     if (STUDIES / f"{name}.yaml").is_file():
         return STUDIES / f"{name}.yaml"
     raise UserError(
-        f"study: no file or study {shown(str(name))}; studies are {', '.join(study_names())}"
-        + closest(str(name), study_names())
+        f"study: no file or study {quote(str(name))}; studies are {', '.join(study_names())}"
+        + suggest(str(name), study_names())
     )
 
 
@@ -79,15 +79,15 @@ def parse_study(
         where: begins the messages about its YAML.
         pilots: whether its runs are pilots, of which several may be equal.
     """
-    file = from_plain(StudyFile, parse_yaml(text, where), "study")
+    file = from_dict(StudyFile, parse_yaml(text, where), "study")
     if not is_folder_name(name):
-        raise UserError(f"study: {shown(name)} is not the name of a folder; call the file otherwise")
+        raise UserError(f"study: {quote(name)} is not the name of a folder; call the file otherwise")
     _check_tuning(file)
     tuned = read_tuned(out) if file.tune or file.rates else {}
     comparisons = tuple(_comparisons(file, tuned))
     names = [(each.name, variant) for each in comparisons for variant in each.variants]
     rungs = read_kept(out) if file.halving else []
-    going = set(still_in(list(map(full_name, names)), rungs))
+    going = set(list_remaining(list(map(full_name, names)), rungs))
     every = _runs(comparisons, file.seeds, out)
     runs = tuple(planned for planned in every if planned.full_name in going)
     for planned in runs if check_runs else ():
@@ -102,17 +102,17 @@ def parse_study(
     return study
 
 
-def pilot_of(study: Study) -> Study:
+def build_pilot(study: Study) -> Study:
     """The study of the pilots of the variants of *study*, which has tune or rates, in its folder."""
-    text = pilot_text(to_plain(study.file), study.file.pilot_seeds or [], study.tried)
+    text = pilot_text(to_dict(study.file), study.file.pilot_seeds or [], study.tried)
     return parse_study(text, f"{study.name}-{PILOT}", study.folder / PILOT, pilots=True)
 
 
-def rung_of(study: Study) -> Study:
+def build_rung(study: Study) -> Study:
     """The study of the next rung of *study*, which has halving, in its folder."""
     rung, halving = study.next_rung or 1, study.file.halving or Halving([0.5])
     steps = {planned.full_name: planned.run.steps for planned in study.of_first_seed}
-    text = rung_text(to_plain(study.file), halving, rung, study.file.pilot_seeds or [], steps)
+    text = rung_text(to_dict(study.file), halving, rung, study.file.pilot_seeds or [], steps)
     name, folder = f"{study.name}-{rung_folder(rung)}", study.folder / rung_folder(rung)
     return parse_study(text, name, folder, pilots=True)
 
@@ -120,14 +120,14 @@ def rung_of(study: Study) -> Study:
 def _check_tuning(file: StudyFile) -> None:
     """Refuse pilots without seeds of their own, and seeds without pilots."""
     if file.halving and (file.tune or file.rates):
-        refuse("halving", to_plain(file.halving), "tune what is left in a study of its own")
+        refuse("halving", to_dict(file.halving), "tune what is left in a study of its own")
     if file.tune and file.rates:
         refuse("rates", file.rates, "give either tune or rates")
     for key, values in {"rates": file.rates, **(file.tune or {})}.items():
         names = list(map(label, values or ()))
         if len(set(names)) < len(names) or not all(map(is_name_part, names)):
             valid = "give values, each once, whose texts can be part of a folder's name, without spaces"
-            refuse(key if key == "rates" else f"tune.{shown(key, plain=True)}", values, valid)
+            refuse(key if key == "rates" else f"tune.{quote(key, plain=True)}", values, valid)
     pilots = file.tune or file.rates or file.halving
     if pilots and not file.pilot_seeds:
         raise UserError(
@@ -169,7 +169,7 @@ def _comparison(
     if own.design is not None and (file.tune or file.rates):
         refuse("tune", file.tune or file.rates, "in a design give the field as a factor")
     if own.design is not None and file.halving:
-        refuse("halving", to_plain(file.halving), "a design needs all its runs")
+        refuse("halving", to_dict(file.halving), "a design needs all its runs")
     if own.design is not None and own.variants is None and own.baseline is None:
         given: Mapping[str, Settings | None]
         design, given = read_design(own.design, _heads(recipe.merge(common), name))
@@ -182,7 +182,7 @@ def _comparison(
     for variant in given:
         _folder_part(variant, f"{where}variants")
     if own.baseline is not None and own.baseline not in given:
-        valid = f"it must be one of the variants: {', '.join(given)}{closest(own.baseline, given)}"
+        valid = f"it must be one of the variants: {', '.join(given)}{suggest(own.baseline, given)}"
         refuse(f"{where}baseline", own.baseline, valid)
     variants = {
         variant: _variant(name, variant, fields or {}, common, recipe, tuned)
@@ -270,22 +270,24 @@ def _refuse_equal(study: Study) -> None:
     seen: dict[str, str] = {}
     for planned in study.of_first_seed:
         field, values = study.tried.get(planned.full_name, (None, []))
-        run = planned.of.run
+        run = planned.definition.run
         if field is not None:
-            run = make_run({name: value for name, value in planned.of.settings.items() if name != field})
+            run = make_run(
+                {name: value for name, value in planned.definition.settings.items() if name != field}
+            )
         model = run.build_model_config()
         run = dataclasses.replace(run, model="", heads=None, architecture={})
-        compared = repr((planned.comparison, planned.of.seed_shift, field, values, run, model))
+        compared = repr((planned.comparison, planned.definition.seed_shift, field, values, run, model))
         other = seen.setdefault(compared, planned.full_name)
         if other != planned.full_name:
             valid = f"its runs are those of {other}; vary a setting, or give seed_shift for other seeds"
             refuse("variants", planned.full_name, valid)
 
 
-def differing_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+def diff_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Settings in which two runs differ, by dotted name; without those that do not change what is
     computed."""
-    differing = differing_settings(one, other)
+    differing = diff_settings(one, other)
     return {name: values for name, values in differing.items() if name.split(".")[0] not in NOT_THE_RUN}
 
 

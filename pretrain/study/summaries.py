@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from model.errors import UserError
-from pretrain.study.comparable import listed, notes_on, parameters, tokenizer, validation_text
+from pretrain.study.comparable import list_values, notes_on, parameters, tokenizer, validation_text
 from pretrain.study.contrasts import Contrast, full_name
 from pretrain.study.costs import training_flops
 from pretrain.study.design.effects import Effects
@@ -25,7 +25,7 @@ from pretrain.study.statistics.paired import (
     paired_interval,
     sd_of,
 )
-from pretrain.study.statistics.ranks import RankInterval, fell_behind, signed_rank
+from pretrain.study.statistics.ranks import RankInterval, find_behind, signed_rank
 
 POWER = 0.8
 MEASURES = {
@@ -66,7 +66,7 @@ class Sample(dict[int, float]):
         """The smallest true mean that so many values with this spread find with a power of 80 %."""
         return detectable_effect(self.interval.sd, len(self), POWER) if self.interval else None
 
-    def less(self, other: Mapping[int, float]) -> Sample:
+    def subtract(self, other: Mapping[int, float]) -> Sample:
         """The differences from *other*, for the seeds that both have."""
         return Sample({seed: value - other[seed] for seed, value in self.items() if seed in other})
 
@@ -89,7 +89,7 @@ Runs = Mapping[int, RunResult]
 Figure = Callable[[RunResult], float | None]
 
 
-def values_of(runs: Runs, figure: Figure) -> Sample:
+def collect_values(runs: Runs, figure: Figure) -> Sample:
     """A figure of each finished run that has it."""
     found = {seed: figure(run) for seed, run in runs.items() if run.state == "finished"}
     return Sample({seed: value for seed, value in found.items() if value is not None})
@@ -116,7 +116,7 @@ class Summary:
     @cached_property
     def values(self) -> Sample:
         """The result of each finished run."""
-        return values_of(self.runs, self.result)
+        return collect_values(self.runs, self.result)
 
     @cached_property
     def differences(self) -> Sample:
@@ -125,7 +125,7 @@ class Summary:
 
     def differences_of(self, figure: Figure) -> Sample:
         """The same of another figure."""
-        return values_of(self.runs, figure).less(values_of(self.controls, figure))
+        return collect_values(self.runs, figure).subtract(collect_values(self.controls, figure))
 
     @property
     def pairs(self) -> list[tuple[RunResult, RunResult]]:
@@ -233,7 +233,7 @@ class View:
         """Whether lower or higher values of the measure are better."""
         return "higher" if self.measure in HIGHER_IS_BETTER else "lower"
 
-    def described(self, measure: str) -> str:
+    def describe_measure(self, measure: str) -> str:
         """A measure with its unit in parentheses."""
         return MEASURES[measure]
 
@@ -286,19 +286,19 @@ class View:
     @cached_property
     def contrasted(self) -> list[Contrasted]:
         """Every contrast of the study, in its order."""
-        return [self._contrasted(contrast) for contrast in self.study.contrasts]
+        return [self._evaluate_contrast(contrast) for contrast in self.study.contrasts]
 
-    def _contrasted(self, contrast: Contrast) -> Contrasted:
+    def _evaluate_contrast(self, contrast: Contrast) -> Contrasted:
         runs = {(s.comparison.name, s.variant): s.runs for s in self.every}
         sides = [[runs.get(name, {}) for name in side] for side in (contrast.plus, contrast.minus)]
         every = [*sides[0], *sides[1]]
         results = [run for each in every for run in each.values()]
-        differing = listed(results, validation_text)
+        differing = list_values(results, validation_text)
         if self.measure in ("val_loss", "train_loss"):
-            differing = differing or listed(results, tokenizer)
+            differing = differing or list_values(results, tokenizer)
         if differing:
             return Contrasted(contrast, Sample(), False, f"several texts or tokenizers: {differing}")
-        plus, minus = ([values_of(each, self.result) for each in side] for side in sides)
+        plus, minus = ([collect_values(each, self.result) for each in side] for side in sides)
         values = {
             seed: mean_of(each[seed] for each in plus) - mean_of(each[seed] for each in minus)
             for seed in self.study.file.seeds
@@ -317,7 +317,7 @@ class View:
                 behind = self.effects[name].behind
             else:
                 values = {variant: each.values for variant, each in variants.items()}
-                behind = fell_behind(values, self.better == "higher")
+                behind = find_behind(values, self.better == "higher")
             found |= {variants[variant].runs[seed].planned.name for variant, seed in behind}
         return found
 
@@ -328,7 +328,7 @@ class View:
         return [*self.notes, *(f"contrast {each.contrast.name}: {each.left_out}" for each in left_out)]
 
 
-def view_of(study: Study, results: Sequence[RunResult]) -> View:
+def build_view(study: Study, results: Sequence[RunResult]) -> View:
     """The study's results, if they may be compared; in bits per byte for losses of several tokenizers.
 
     Args:
@@ -342,14 +342,14 @@ def view_of(study: Study, results: Sequence[RunResult]) -> View:
     for comparison in study.comparisons:
         label = f"{comparison.name}: " if comparison.name else ""
         runs = [run for run in results if run.planned.comparison == comparison.name]
-        if texts := listed(runs, validation_text):
+        if texts := list_values(runs, validation_text):
             raise UserError(
                 f"study: {label}runs were validated on different texts: {texts}; give all the same data, or "
                 "the same validation.data"
             )
-        if sizes := listed(runs, parameters):
+        if sizes := list_values(runs, parameters):
             notes.append(f"{label}the runs differ in the number of parameters: {sizes}")
-        if (tokenizers := listed(runs, tokenizer)) and measure != "val_accuracy":
+        if (tokenizers := list_values(runs, tokenizer)) and measure != "val_accuracy":
             measure = "val_bpb"
             notes.append(f"{label}tokenizers differ, so bits per byte are compared: {tokenizers}")
     return View(study, results, measure, study.file.last_validations, notes)

@@ -15,7 +15,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 
 
 def folder_problem(path: str) -> str | None:
@@ -60,10 +60,10 @@ def private_cache(default: str, name: str) -> tuple[str, str | None]:
     folder = str((Path(home) if home.startswith("/") else Path.home() / ".cache") / "head_schedules" / name)
     if other := private_folder_problem(folder):
         raise UserError(
-            f"XDG_CACHE_HOME: compiled code cannot be kept in {shown(default)} ({problem}), nor in "
-            f"{shown(folder)} ({other})"
+            f"XDG_CACHE_HOME: compiled code cannot be kept in {quote(default)} ({problem}), nor in "
+            f"{quote(folder)} ({other})"
         )
-    return folder, f"compiled code is kept in {folder}, not in {shown(default)}: {problem.split(';')[0]}"
+    return folder, f"compiled code is kept in {folder}, not in {quote(default)}: {problem.split(';')[0]}"
 
 
 @functools.cache

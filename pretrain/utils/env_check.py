@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Callable
 
-from model.errors import UserError, closest, shown
+from model.errors import UserError, quote, suggest
 from pretrain.utils.cache_folders import folder_problem, private_folder_problem
 
 SET_ASIDE: dict[str, str] = {}
@@ -20,7 +20,7 @@ def _one_of(*valid: str) -> Callable[[str], str | None]:
     def problem(value: str) -> str | None:
         if value in valid:
             return None
-        return f"give {', '.join(valid[:-1])} or {valid[-1]}{closest(value, valid)}"
+        return f"give {', '.join(valid[:-1])} or {valid[-1]}{suggest(value, valid)}"
 
     return problem
 
@@ -77,4 +77,4 @@ def check_variables(*uses: str) -> None:
         if use not in uses or value is None:
             continue
         if problem := find_problem(value) if value.strip() else "it is empty":
-            raise UserError(f"{name}: {shown(value)} in the environment is not valid; {problem}, or unset it")
+            raise UserError(f"{name}: {quote(value)} in the environment is not valid; {problem}, or unset it")

@@ -26,14 +26,14 @@ from pydantic import AfterValidator
 CHUNK_BYTES = 1 << 22
 
 
-def _inside(name: str) -> str:
+def _check_inside(name: str) -> str:
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise ValueError("give a name inside the folder, without ..")
     return name
 
 
-InnerPath = Annotated[str, AfterValidator(_inside)]
+InnerPath = Annotated[str, AfterValidator(_check_inside)]
 """The type of a file's name that an untrusted file gives: relative to a folder, and not out of it."""
 
 
@@ -200,7 +200,7 @@ def sync_tree(folder: Path) -> None:
 # ---------------------------------------------------------------------- files
 
 
-def own_path(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """The hidden path where only this process writes *path* until it is complete."""
     return path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
 
@@ -220,7 +220,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     What is there already and is no file is not replaced: an OSError says what it is.
     """
     refuse_other_file(path)
-    partial = own_path(path)
+    partial = temporary_path(path)
     try:
         yield partial
         put_file(partial, path)
@@ -274,8 +274,8 @@ def atomic_folder(target: Path, partial: Path | None = None, replace: bool = Tru
 
     Args:
         partial: its path until then, on the same file system; ``.writing_NAME`` by default. An existing one
-            was left by a write that was interrupted, and is removed: give ``own_path(target)`` if several
-            processes may write at once.
+            was left by a write that was interrupted, and is removed: give ``temporary_path(target)`` if
+            several processes may write at once.
         replace: whether a *target* that holds something is replaced.
 
     Raises:
@@ -302,7 +302,7 @@ def put_folder(partial: Path, target: Path) -> None:
     restore_folder)."""
     restore_folder(target)
     if os.path.lexists(target):  # a link that leads nowhere, too
-        target.rename(_aside(target))
+        target.rename(_backup_path(target))
     try:
         partial.rename(target)
         sync(target.parent)
@@ -316,7 +316,7 @@ def restore_folder(target: Path, aside: Path | None = None) -> None:
     Args:
         aside: the path it was set aside at; ``.replaced_NAME`` by default. If *target* exists, it is removed.
     """
-    aside = aside or _aside(target)
+    aside = aside or _backup_path(target)
     if not os.path.lexists(target):
         if os.path.lexists(aside):
             aside.rename(target)
@@ -326,7 +326,7 @@ def restore_folder(target: Path, aside: Path | None = None) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _aside(target: Path) -> Path:
+def _backup_path(target: Path) -> Path:
     return target.with_name(f".replaced_{target.name}")
 
 

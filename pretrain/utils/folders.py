@@ -18,7 +18,7 @@ KINDS = {
 """What each kind is called, and the files and folders of which one is in such a folder alone."""
 
 
-def kinds_of(folder: Path) -> set[str]:
+def detect_kinds(folder: Path) -> set[str]:
     """The keys of KINDS whose files are in *folder*; none of an empty or unknown folder, or where there is
     none."""
     return {kind for kind, (_, names) in KINDS.items() if any((folder / name).exists() for name in names)}
@@ -34,7 +34,7 @@ def refuse_other_kind(folder: Path, kind: str, option: str) -> None:
         UserError: it names the folder's kind.
     """
     try:
-        found = kinds_of(folder)
+        found = detect_kinds(folder)
     except OSError:  # reported where it is written
         return
     if found and kind not in found:

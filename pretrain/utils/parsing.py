@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from model.declared import LARGEST_INTEGER
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.utils.files import read_regular
 
 MOST_BYTES = 1 << 26
@@ -53,7 +53,7 @@ def read_json_object(path: Path, what: str, hint: str = "") -> dict[str, Any]:
     """As read_json, for a file that must hold one object."""
     value = read_json(path, what, hint)
     if not isinstance(value, dict):
-        raise UserError(f"{what}: {_name(path)} holds {shown_json(value)}; it must hold a JSON object, {{…}}")
+        raise UserError(f"{what}: {_name(path)} holds {quote_json(value)}; it must hold a JSON object, {{…}}")
     return value
 
 
@@ -117,20 +117,20 @@ def check_values(value: Any, where: str) -> None:
             raise UserError(f"{where} is nested more than {MOST_LEVELS} levels deep")
         if isinstance(item, dict):
             pending += [
-                (inner, f"{key}.{shown(name, plain=True)}", level + 1) for name, inner in item.items()
+                (inner, f"{key}.{quote(name, plain=True)}", level + 1) for name, inner in item.items()
             ]
         elif isinstance(item, list | tuple | set):
             pending += [(inner, key, level + 1) for inner in item]
         elif isinstance(item, int | float) and not abs(item) <= LARGEST_INTEGER:
             raise UserError(
-                f"{where}{': ' + key[1:] if key else ''}: {shown(item)} is not valid; give a finite number "
+                f"{where}{': ' + key[1:] if key else ''}: {quote(item)} is not valid; give a finite number "
                 f"of at most {LARGEST_INTEGER:.1e}"
             )
 
 
-def shown_json(value: Any) -> str:
+def quote_json(value: Any) -> str:
     """A value of a JSON file for an error message: true, false and null as JSON spells them."""
-    return shown(value) if isinstance(value, str) else shown(json.dumps(value), plain=True)
+    return quote(value) if isinstance(value, str) else quote(json.dumps(value), plain=True)
 
 
 def parse_fraction(text: str) -> Fraction | None:
@@ -169,7 +169,7 @@ class _Loader(_SafeLoader):
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
                 value = self.construct_object(key)
                 if first := given.get(key_text(value)) or given.get(value):
-                    both = shown(first) if first == key.value else f"{first} and {key.value}, one key,"
+                    both = quote(first) if first == key.value else f"{first} and {key.value}, one key,"
                     braces = QUOTE_COMMAS if type(value) is int else ""
                     raise yaml.YAMLError(f"it gives {both} twice in one mapping{braces}")
                 given[key_text(value)] = given[value] = key.value
@@ -213,16 +213,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
-            raise ValueError(f"it gives {shown(key)} twice in one object")
+            raise ValueError(f"it gives {quote(key)} twice in one object")
         mapping[key] = value
     return mapping
 
 
 def _name(path: Path) -> str:
-    return shown(path, limit=1000, plain=True)
+    return quote(path, limit=1000, plain=True)
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    return shown(" ".join(str(error).split()) or type(error).__name__, limit=200, plain=True)
+    return quote(" ".join(str(error).split()) or type(error).__name__, limit=200, plain=True)

@@ -17,7 +17,7 @@ from pretrain.utils.files import atomic_file
 
 
 @contextmanager
-def saved_figure(
+def save_figure(
     path: Path,
     setting: str,
     rows: int = 1,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from pretrain.utils.text import human_seconds
+from pretrain.utils.format import human_seconds
 
 
 def terminal_columns(stream: TextIO) -> int:

@@ -13,7 +13,7 @@ def interval_text(value: float, low: float, high: float, form: str = "+.4f") -> 
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
     """Lines with the cells of a table in columns, two spaces apart, without spaces at their ends.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.checkpoint.state import TrainingState
 from pretrain.run.hooks import HookResult, IntervalHook
-from pretrain.utils.text import labelled
+from pretrain.utils.format import log_line
 from pretrain.validation.baselines import compare_baselines
 from pretrain.validation.loss import Validation, ValidationResult
 
@@ -38,18 +38,18 @@ class ValidationHook(IntervalHook):
         self.result = self._validation.run(engine)
         return HookResult({"val_loss": self.result.loss, "val_bpb": self.result.bpb})
 
-    def closing(self, session: Session) -> list[str]:
+    def summarize(self, session: Session) -> list[str]:
         """The newest result, and what needs no model on the same windows."""
         if self.result is None:
             return []
         count = session.run.validation.sequences
         others = compare_baselines(session.data, session.model_config.context_length, count)
         return [
-            labelled(
+            log_line(
                 "result",
                 f"validation loss {self.result.loss:.4f} nats per token, {self.result.bpb:.4f} bits per byte",
             ),
-            labelled(
+            log_line(
                 "compare", f"bits per byte of the same windows: the model {self.result.bpb:.4f}, {others}"
             ),
         ]

@@ -41,7 +41,7 @@ datasets matplotlib.pyplot transformers transformers.models.llama.modeling_llama
 pretrain.classification.corpus pretrain.diagnostics.figures pretrain.diagnostics.measure
 pretrain.engine.ds_config pretrain.engine.patches pretrain.evaluation.language_model
 pretrain.evaluation.scores pretrain.growth.report.contents pretrain.hf.export_folder
-pretrain.hf.import_folder pretrain.hf.open_model pretrain.optim.lr_plot pretrain.plan.report
+pretrain.hf.import_folder pretrain.hf.open_model pretrain.plots.learning_rates pretrain.plan.report
 pretrain.assembly.open_run pretrain.plots.command pretrain.prepare.command pretrain.presets pretrain.report
 pretrain.study.power pretrain.study.report.page pretrain.trainer
 """
@@ -75,7 +75,7 @@ class Outcome:
 
 def heavy_imports() -> None:
     """What the commands import, so that forks need not."""
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.deepspeed_logging import quiet_libraries
 
     quiet_libraries()
     for name in HEAVY.split():
@@ -118,7 +118,7 @@ def command_of(case_module: str, arguments: Sequence[str], train: bool = False) 
 
     def script() -> None:
         sys.argv = [case_module, *arguments]
-        begin = mock.patch("pretrain.report.opening", side_effect=SystemExit(0))
+        begin = mock.patch("pretrain.report.describe_opening", side_effect=SystemExit(0))
         with mock.patch.object(sys, "path", [*sys.path]), begin if not train else mock.MagicMock():
             runpy.run_path(str(ROOT / case_module), run_name="__main__")
 

@@ -149,7 +149,7 @@ MAIN = ("--config", "recipe.yaml", "--ds_config", "ds.json", "--data", "data/min
 def commands(run_flags: list[str]) -> list[Command]:
     """All commands; *run_flags* are those of pretrain/main.py."""
 
-    def of(name: str, module: str, arguments: str, flags: str = "", *files: str) -> Command:
+    def make_command(name: str, module: str, arguments: str, flags: str = "", *files: str) -> Command:
         return Command(name, module, tuple(arguments.split()), tuple(flags.split()), files)
 
     script = "pretrain/main.py"
@@ -190,23 +190,25 @@ def commands(run_flags: list[str]) -> list[Command]:
             ),
             ("recipe.yaml", "ds.json", "model.json"),
         ),
-        of(
+        make_command(
             "generate",
             "pretrain.generate",
             "runs/one --tokens 3",
             "runs/one --prompt --tokens --temperature --top_p --seed --step",
             *RUN_FILES,
         ),
-        of("generate hf", "pretrain.generate", "hf/one --tokens 3", "hf/one", *HF),
-        of(
+        make_command("generate hf", "pretrain.generate", "hf/one --tokens 3", "hf/one", *HF),
+        make_command(
             "convert",
             "pretrain.convert",
             "runs/one --out hf/two",
             "runs/one --out --step --format --dtype --license",
             *RUN_FILES,
         ),
-        of("from_hf", "pretrain.convert", "--from_hf hf/one --out runs/three", "--from_hf --out", *HF),
-        of(
+        make_command(
+            "from_hf", "pretrain.convert", "--from_hf hf/one --out runs/three", "--from_hf --out", *HF
+        ),
+        make_command(
             "evaluation",
             "pretrain.evaluation.command",
             "runs/one --tasks piqa --data_dir sets --limit 1 --out scores.json",
@@ -215,14 +217,14 @@ def commands(run_flags: list[str]) -> list[Command]:
             "sets/baber/piqa/default/validation.jsonl",
             "task.yaml",
         ),
-        of(
+        make_command(
             "evaluation save",
             "pretrain.evaluation.command",
             "save --tasks piqa --data_dir sets",
             "--tasks --data_dir --include_path",
             "task.yaml",
         ),
-        of(
+        make_command(
             "diagnostics",
             "pretrain.diagnostics.command",
             "runs/one --out plots --sequences 1 --steps 2",
@@ -231,7 +233,7 @@ def commands(run_flags: list[str]) -> list[Command]:
             *METRICS,
             *CORPUS,
         ),
-        of(
+        make_command(
             "growth",
             "pretrain.growth.__main__",
             "report runs/one --sequences 1 --out grown",
@@ -239,7 +241,7 @@ def commands(run_flags: list[str]) -> list[Command]:
             *RUN_FILES,
             *CORPUS,
         ),
-        of(
+        make_command(
             "plots",
             "pretrain.plots.command",
             "runs/one --out curves.png",
@@ -247,15 +249,17 @@ def commands(run_flags: list[str]) -> list[Command]:
             *METRICS,
             "runs/one/config.yaml",
         ),
-        of("presets", "pretrain.presets", "prism-nano --plot heads.png", "prism-nano --plot", "model.json"),
-        of(
+        make_command(
+            "presets", "pretrain.presets", "prism-nano --plot heads.png", "prism-nano --plot", "model.json"
+        ),
+        make_command(
             "exchange",
             "pretrain.presets",
             "exchange --model prism-nano --tensor_parallel 2",
             "exchange --model --tensor_parallel",
             "model.json",
         ),
-        of(
+        make_command(
             "prepare",
             "pretrain.prepare.command",
             "--out data/new --text text --train_tokenizer 300 --processes 1",
@@ -264,7 +268,7 @@ def commands(run_flags: list[str]) -> list[Command]:
             "text/a.txt",
             "text",
         ),
-        of(
+        make_command(
             "prepare again",
             "pretrain.prepare.command",
             "--out data/new --text text --tokenizer hf/one --processes 1",
@@ -272,14 +276,14 @@ def commands(run_flags: list[str]) -> list[Command]:
             "hf/one/tokenizer.json",
             "hf/one/tokenizer_config.json",
         ),
-        of(
+        make_command(
             "prepare rows",
             "pretrain.prepare.command",
             "--out data/new --text rows.jsonl --tokenizer data/mine/tokenizer --processes 1",
             "--column --format",
             "rows.jsonl",
         ),
-        of(
+        make_command(
             "labelled",
             "pretrain.prepare.command",
             "labelled --train labels.jsonl --out data/labels --train_tokenizer 300",
@@ -287,7 +291,7 @@ def commands(run_flags: list[str]) -> list[Command]:
             "--train_tokenizer",
             "labels.jsonl",
         ),
-        of(
+        make_command(
             "study run",
             "pretrain.study.command",
             "run study.yaml --dry_run --out runs/s",
@@ -295,28 +299,28 @@ def commands(run_flags: list[str]) -> list[Command]:
             "study.yaml",
             "recipe.yaml",
         ),
-        of(
+        make_command(
             "study list",
             "pretrain.study.command",
             "list study.yaml --out runs/s",
             "study.yaml --out",
             "study.yaml",
         ),
-        of(
+        make_command(
             "study task",
             "pretrain.study.command",
             "task study.yaml 0 --out runs/s --ranks 2",
             "study.yaml 0 --out --ranks",
             "study.yaml",
         ),
-        of(
+        make_command(
             "study power",
             "pretrain.study.command",
             "power study.yaml --sd 0.1 --effect 0.1",
             "study.yaml --pilot --sd --effect --power --parallel",
             "study.yaml",
         ),
-        of(
+        make_command(
             "study report",
             "pretrain.study.command",
             "report runs/done",

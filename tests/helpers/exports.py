@@ -12,7 +12,7 @@ import torch
 from model.transformer import Transformer
 from pretrain import convert
 from pretrain.config.run_config import RunConfig
-from pretrain.hf.export_folder import parameters_of, special_ids, write_description, write_weights
+from pretrain.hf.export_folder import list_parameters, special_ids, write_description, write_weights
 from pretrain.hf.formats import folder_config, folder_weights
 from tests.helpers.distributed import run_distributed
 from tests.helpers.refusals import refusal
@@ -36,6 +36,6 @@ def write_folder(ours: Transformer, folder: Path, chosen: Any = "native") -> Pat
     """An exported folder without a tokenizer."""
     config = folder_config(ours.config, chosen, special_ids(1) | {"dtype": torch.float32})
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, folder_weights(ours.config, chosen, parameters_of(ours)), torch.float32)
+    write_weights(folder, folder_weights(ours.config, chosen, list_parameters(ours)), torch.float32)
     write_description(folder, config)
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-from pretrain.data.sources.files import PlainFiles
+from pretrain.prepare.sources.plain_files import PlainFiles
 
 SMALL_VOCABULARY = 600
 GPT2_FOLDER = Path(__file__).parents[3] / "shared" / "data" / "gpt2"

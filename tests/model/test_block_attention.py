@@ -108,7 +108,7 @@ def test_a_mask_made_while_sampling_serves_training():
     tensors = inputs(SHAPES["short"], torch.float32)
     attend = functools.partial(block_attention, scale=None, window=None)
     expected = results(attend, tensors)
-    module._hidden.cache_clear()
+    module._hide_unseen.cache_clear()
     with torch.inference_mode():
         attend(*tensors[:3])
     assert all(map(torch.equal, results(attend, tensors), expected))

@@ -141,7 +141,7 @@ def test_parameter_count_by_hand_with_every_switch_on():
     layer_0 += 8 + 4 + 4 + 12  # their biases
     layer_1 = 4 * 12 * 18 + 18 + 18 + 18 + 12  # A = kv width = 3 * 6
     shared = 3 * 12 * 20 + 20 + 20 + 12 + 2 * (12 + 12)  # gated feed-forward with biases, two norms
-    outside = 10 * 12 + (12 + 12) + 100 * 12  # positions, final norm, output head
+    outside = 10 * 12 + (12 + 12) + 100 * 12  # positions, final norm, LM head
     assert config.num_parameters() == layer_0 + layer_1 + 2 * shared + outside + 100 * 12
     assert config.num_parameters(padded=True) == config.num_parameters() + 2 * 28 * 12  # 128 rows, twice
     only_output = config.replace(attention_bias="output", ffn_bias=False)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.declared import Positive, Share, declared, from_plain, to_plain
+from model.declared import PositiveInt, UnitInterval, declared, from_dict, to_dict
 from model.errors import UserError
 
 
 @declared("growth")
 class Inner:
-    start: Positive = 1
+    start: PositiveInt = 1
     kind: Literal["one", "two"] = "one"
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    betas: tuple[UnitInterval, UnitInterval] = (0.9, 0.95)
 
     def __post_init__(self) -> None:
         if self.start == 7:
@@ -28,7 +28,7 @@ class Inner:
 
 @declared()
 class Outer:
-    steps: Positive = 3
+    steps: PositiveInt = 3
     growth: Inner = field(default_factory=Inner)
 
 
@@ -44,14 +44,14 @@ class Outer:
         (lambda: Inner(start=7), "growth.start: 7 is odd; give 8"),
         (lambda: Outer(step=1), "step: unknown; did you mean 'steps'?"),  # type: ignore[call-arg]
         (lambda: Outer(steps=10**30), "steps: 1000000000000000000000000000000 is not valid; give at most"),
-        (lambda: from_plain(Outer, {"growth": {"start": 0}}, "file"), "file: growth.start: 0 is not valid"),
-        (lambda: from_plain(Outer, {"growth": {"start": 7}}, "file"), "file: growth.start: 7 is odd; give 8"),
-        (lambda: from_plain(Outer, {"growth": 3}, "file"), "file: growth: 3 is not valid; give a mapping"),
+        (lambda: from_dict(Outer, {"growth": {"start": 0}}, "file"), "file: growth.start: 0 is not valid"),
+        (lambda: from_dict(Outer, {"growth": {"start": 7}}, "file"), "file: growth.start: 7 is odd; give 8"),
+        (lambda: from_dict(Outer, {"growth": 3}, "file"), "file: growth: 3 is not valid; give a mapping"),
         (
-            lambda: from_plain(Outer, {"growth": {"kind": "three"}}),
+            lambda: from_dict(Outer, {"growth": {"kind": "three"}}),
             "growth.kind: 'three' is not valid; give one",
         ),
-        (lambda: from_plain(Outer, [], "file"), "file: value: [] is not valid"),
+        (lambda: from_dict(Outer, [], "file"), "file: value: [] is not valid"),
     ],
 )
 def test_a_mistake_is_one_line(make: Any, line: str) -> None:
@@ -70,8 +70,8 @@ PLAIN = st.recursive(
 @given(st.dictionaries(st.sampled_from(["steps", "growth", "other"]), PLAIN) | PLAIN)
 def test_anything_is_read_or_refused_in_one_line(values: Any) -> None:
     try:
-        made = from_plain(Outer, values, "file")
+        made = from_dict(Outer, values, "file")
     except UserError as error:
         assert str(error).startswith("file") and "\n" not in str(error)
     else:
-        assert from_plain(Outer, to_plain(made)) == made
+        assert from_dict(Outer, to_dict(made)) == made

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from model import documents
 from model.config import block
-from model.documents import PackedDocuments, of_rows, widened
+from model.documents import PackedDocuments, extend_offsets, select_rows
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import GPU, needs_gpus
 from tests.helpers.marks import slow
@@ -124,8 +124,8 @@ def test_positions_and_mask_by_hand():
 
 def test_offsets_of_some_rows_and_of_widened_ones():
     whole = offsets([[2, 3], [5], [1, 4]])
-    assert of_rows(whole, 1, 3, 5).tolist() == [0, 0, 0, 5, 6, 10]
-    assert widened(whole, 5, 2).tolist() == [0, 2, 7, 14, 15, 21]
+    assert select_rows(whole, 1, 3, 5).tolist() == [0, 0, 0, 5, 6, 10]
+    assert extend_offsets(whole, 5, 2).tolist() == [0, 2, 7, 14, 15, 21]
 
 
 def test_masks_are_made_once_a_micro_batch(monkeypatch):

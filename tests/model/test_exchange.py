@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from model.config import ModelConfig, block
 from model.errors import UserError
 from model.exchange import BatchForm, HeadExchange, QueryForm
-from model.parallel_plan import plan
 from model.presets import preset, preset_names
+from pretrain.plan.tensor_parallel import plan_tensor_parallel
 from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed
 from tests.helpers.marks import slow
@@ -125,7 +125,7 @@ def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
     config = block(kind, **sizes, **schedules)
     batch = draw(st.integers(1, 5))
     try:
-        plan(config.replace(context_length=length), t, batch)
+        plan_tensor_parallel(config.replace(context_length=length), t, batch)
     except UserError:
         assume(False)
     return t, config, batch, length
@@ -157,7 +157,7 @@ def bytes_sent(config, batch, dtype, checkpointing=False):
 )
 def test_bytes_sent_equal_the_plan(tensor_parallel, dtype, name):
     for config, batch in ((GROUPED, 12), (GROUPED, 1), (WINDOWS, 12), (WINDOWS, 1)):
-        expected = plan(config, tensor_parallel, batch, name)
+        expected = plan_tensor_parallel(config, tensor_parallel, batch, name)
         for sent in run_distributed(bytes_sent, tensor_parallel, config, batch, dtype):
             exchanged = sent["all_to_all_single"] + sent["all_gather_into_tensor"]
             assert exchanged == pytest.approx(expected.exchange_bytes, abs=1e-6)

@@ -4,8 +4,9 @@ import pytest
 
 from model.config import block
 from model.errors import UserError
-from model.parallel_plan import check_split, check_tensor_parallel, exchange_elements, head_groups, plan
+from model.parallel_plan import check_split, check_tensor_parallel, head_groups
 from model.presets import preset
+from pretrain.plan.tensor_parallel import exchange_elements, plan_tensor_parallel
 
 
 def test_groups():
@@ -25,7 +26,7 @@ def test_elements_of_both_forms():
 
 
 def test_plan_of_a_published_model():
-    found = plan(preset("prism-124m"), 4, 8)
+    found = plan_tensor_parallel(preset("prism-124m"), 4, 8)
     assert [layer.ranks for layer in found.layers] == [4, 4, 2, 2] + [1] * 8
     assert {layer.form for layer in found.layers} == {"batch", "none"}
     tokens, bf16 = 8 * 1024, 2
@@ -37,7 +38,7 @@ def test_plan_of_a_published_model():
     ring = 2 * 3 / 4
     assert found.layers[5].all_reduce_bytes == 4 * ring * tokens * 768 * bf16
     assert found.all_reduce_bytes == ring * tokens * ((4 * 12 + 2) * 768 * bf16 + 3 * 4)
-    alone = plan(preset("prism-124m"), 1, 8)
+    alone = plan_tensor_parallel(preset("prism-124m"), 1, 8)
     assert alone.exchange_bytes == 0 and alone.all_reduce_bytes == 0
 
 

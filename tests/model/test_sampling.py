@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from model.sampling import cached, generate, pick, recomputed, sample
+from model.sampling import generate, make_cached_predictor, make_recomputing_predictor, pick, sample
 from tests.helpers.networks import CONFIGS, network, tokens
 
 
@@ -32,14 +32,16 @@ def test_cache_changes_no_token_even_beyond_the_context(name):
     ours = network(name)
     prompt = tokens(1, 7)[0].tolist()
     options = {"count": 90, "temperature": 0.9, "top_p": 0.95, "seed": 5}
-    assert list(sample(cached(ours), prompt, **options)) == list(
-        sample(recomputed(ours, 64), prompt, **options)
+    assert list(sample(make_cached_predictor(ours), prompt, **options)) == list(
+        sample(make_recomputing_predictor(ours, 64), prompt, **options)
     )
-    assert generate(ours, prompt, 90, 64, 0.9, 0.95, 5) == list(sample(cached(ours), prompt, **options))
+    assert generate(ours, prompt, 90, 64, 0.9, 0.95, 5) == list(
+        sample(make_cached_predictor(ours), prompt, **options)
+    )
 
 
 def test_same_seed_same_text():
-    predict, prompt = recomputed(network("prism"), 64), [5, 6]
+    predict, prompt = make_recomputing_predictor(network("prism"), 64), [5, 6]
     assert list(sample(predict, prompt, 20, 1.0, 1.0, 1)) == list(sample(predict, prompt, 20, 1.0, 1.0, 1))
     assert list(sample(predict, prompt, 20, 1.0, 1.0, 1)) != list(sample(predict, prompt, 20, 1.0, 1.0, 2))
 
@@ -47,7 +49,7 @@ def test_same_seed_same_text():
 def test_a_prompt_longer_than_the_context():
     ours = network("prism")
     prompt = tokens(1, 100)[0].tolist()
-    assert len(list(sample(cached(ours), prompt, 3, 0, 1, 0))) == 3
+    assert len(list(sample(make_cached_predictor(ours), prompt, 3, 0, 1, 0))) == 3
 
 
 NUMBERS = st.floats(width=32) | st.sampled_from([0.0, 3e38, -3e38, 1e-45, math.inf, -math.inf, math.nan])

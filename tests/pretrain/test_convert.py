@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from model.config import ModelConfig, block
-from model.sampling import cached, sample
+from model.sampling import make_cached_predictor, sample
 from pretrain import convert, generate
 from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
@@ -248,7 +248,9 @@ def test_a_plain_folder_is_trained_further_and_goes_out_again(native, small_fold
         assert relative(ours(ids)[..., :600], logits) <= 1e-5
         assert 1e-3 < relative(theirs(ids).logits, logits) < 0.5  # it has learned something, from there on
     written = again.generate(ids[:1, :7], max_new_tokens=40, do_sample=False, eos_token_id=-1)
-    assert written[0, 7:].tolist() == list(sample(cached(ours), ids[0, :7].tolist(), 40, 0, 1, 0))
+    assert written[0, 7:].tolist() == list(
+        sample(make_cached_predictor(ours), ids[0, :7].tolist(), 40, 0, 1, 0)
+    )
 
 
 @pytest.mark.slow
@@ -260,7 +262,7 @@ def test_bf16_states_its_bound(prism, tmp_path, capsys):
 
 
 def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, capsys, monkeypatch):
-    original = export_folder.parameters_of
+    original = export_folder.list_parameters
 
     def wrong(network):
         return {
@@ -268,7 +270,7 @@ def test_an_export_that_computes_something_else_leaves_nothing(prism, tmp_path, 
             for name, weight in original(network).items()
         }
 
-    monkeypatch.setattr(export_folder, "parameters_of", wrong)
+    monkeypatch.setattr(export_folder, "list_parameters", wrong)
     assert "logits differ by" in failure(capsys, prism, "--out", tmp_path / "hf")
     assert list(tmp_path.iterdir()) == []
 

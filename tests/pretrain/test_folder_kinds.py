@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pretrain.assembly.preflight import check_start
 
 from model.presets import preset
 from pretrain import convert
+from pretrain.assembly.preflight import check_start
 from pretrain.config.command_line import parse_command_line
 from pretrain.prepare import command as prepare
 from pretrain.study import command as study
-from pretrain.utils.folders import KINDS, kinds_of
+from pretrain.utils.folders import KINDS, detect_kinds
 from tests.helpers.corpora import contents
 from tests.helpers.refusals import refusal, refused
 
@@ -64,7 +64,7 @@ def train(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
     return f"error: {caught.value}"
 
 
-def of(main: Callable[[list[str]], int], *arguments: str) -> Callable[..., str]:
+def make_caller(main: Callable[[list[str]], int], *arguments: str) -> Callable[..., str]:
     def command(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
         top = folder.parent
         given = [each.format(folder=folder, top=top) for each in arguments]
@@ -75,13 +75,16 @@ def of(main: Callable[[list[str]], int], *arguments: str) -> Callable[..., str]:
 
 COMMANDS: dict[str, tuple[str, Callable[..., str]]] = {
     "train": ("run", train),
-    "study run": ("study", of(study.main, "run", "{top}/x.yaml", "--out", "{folder}")),
-    "study task": ("study", of(study.main, "task", "{top}/x.yaml", "0", "--out", "{folder}")),
-    "prepare": ("corpus", of(prepare.main, "--text", "{top}/a.txt", "--out", "{folder}")),
-    "labelled": ("corpus", of(prepare.main, "labelled", "--train", "{top}/a.tsv", "--out", "{folder}")),
-    "export": ("model", of(convert.main, "{top}/other", "--out", "{folder}")),
-    "overwrite": ("model", of(convert.main, "{top}/other", "--out", "{folder}", "--overwrite")),
-    "import": ("run", of(convert.main, "--from_hf", "{top}/hf", "--out", "{folder}")),
+    "study run": ("study", make_caller(study.main, "run", "{top}/x.yaml", "--out", "{folder}")),
+    "study task": ("study", make_caller(study.main, "task", "{top}/x.yaml", "0", "--out", "{folder}")),
+    "prepare": ("corpus", make_caller(prepare.main, "--text", "{top}/a.txt", "--out", "{folder}")),
+    "labelled": (
+        "corpus",
+        make_caller(prepare.main, "labelled", "--train", "{top}/a.tsv", "--out", "{folder}"),
+    ),
+    "export": ("model", make_caller(convert.main, "{top}/other", "--out", "{folder}")),
+    "overwrite": ("model", make_caller(convert.main, "{top}/other", "--out", "{folder}", "--overwrite")),
+    "import": ("run", make_caller(convert.main, "--from_hf", "{top}/hf", "--out", "{folder}")),
 }
 
 
@@ -111,15 +114,15 @@ def test_a_folder_of_another_kind_is_refused_and_kept(name, kind, tmp_path, caps
 def test_a_study_may_be_run_again_and_a_run_continued(tmp_path):
     for kind, (of_folder, make) in FOLDERS.items():
         make(tmp_path / kind)
-        assert kinds_of(tmp_path / kind) == {of_folder}
+        assert detect_kinds(tmp_path / kind) == {of_folder}
     (tmp_path / "unknown").mkdir()
     (tmp_path / "unknown" / "notes.txt").write_text("x")
-    assert not kinds_of(tmp_path / "unknown") and not kinds_of(tmp_path / "nowhere")
+    assert not detect_kinds(tmp_path / "unknown") and not detect_kinds(tmp_path / "nowhere")
 
 
 def test_folders_that_commands_make_are_known(small_folder):
     """Runs, imports and exports: tests/pretrain/test_convert.py."""
-    assert kinds_of(small_folder) == {"corpus"} and kinds_of(small_folder / "tokenizer") <= {"model"}
+    assert detect_kinds(small_folder) == {"corpus"} and detect_kinds(small_folder / "tokenizer") <= {"model"}
     with refused("is the folder of a corpus, not of a study"):
         from pretrain.utils.folders import refuse_other_kind
 

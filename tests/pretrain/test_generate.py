@@ -2,10 +2,10 @@
 
 import pytest
 
-from model.sampling import cached, recomputed, sample
+from model.sampling import make_cached_predictor, make_recomputing_predictor, sample
 from pretrain import convert
 from pretrain import generate as command
-from pretrain.generate import cached_exported, text_pieces
+from pretrain.generate import make_exported_predictor, text_pieces
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 from tests.helpers.exports import trained, write_folder
 from tests.helpers.networks import network, tokens
@@ -16,9 +16,12 @@ def test_exported_and_ours_sample_the_same(tmp_path):
     folder = write_folder(network("prism"), tmp_path / "hf")
     theirs = HeadScheduleForCausalLM.from_pretrained(folder).eval()
     prompt = tokens(1, 7)[0].tolist()
-    for predict in (cached_exported(theirs), recomputed(lambda window: theirs(window).logits, 64)):
+    for predict in (
+        make_exported_predictor(theirs),
+        make_recomputing_predictor(lambda window: theirs(window).logits, 64),
+    ):
         assert list(sample(predict, prompt, 80, 0.9, 0.95, 5)) == list(
-            sample(cached(network("prism")), prompt, 80, 0.9, 0.95, 5)
+            sample(make_cached_predictor(network("prism")), prompt, 80, 0.9, 0.95, 5)
         )
 
 

@@ -55,7 +55,7 @@ class Counts(Hook):
     def __init__(self, session):
         self.calls = 0
 
-    def due(self, step):
+    def is_due(self, step):
         return step % 2 == 0
 
     def run(self, engine, state, figures):

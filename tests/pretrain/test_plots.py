@@ -12,8 +12,8 @@ import pytest
 from pretrain import report
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
-from pretrain.metrics.file import Columns, MetricsFile, encoded
-from pretrain.plots.command import MOST_POINTS, _curve, main, smoothed
+from pretrain.metrics.file import Columns, MetricsFile, encode
+from pretrain.plots.command import MOST_POINTS, _curve, main, smooth
 from tests.helpers.refusals import refusal
 
 
@@ -65,7 +65,7 @@ def test_a_long_curve_keeps_its_ends_and_every_spike(tmp_path):
     steps = 3 * MOST_POINTS
     spikes = {7: 1e6, steps // 2: -1e6, steps - 3: float("inf")}
     rows = [{"step": n, "tokens": 2 * n, "train_loss": spikes.get(n, n % 10)} for n in range(1, steps + 1)]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(encoded(row))}\n" for row in rows))
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(encode(row))}\n" for row in rows))
     tokens, losses = _curve(Columns(tmp_path), "train_loss")
     assert len(tokens) <= MOST_POINTS + 2 and (tokens[0], tokens[-1]) == (2, 2 * steps)
     drawn = dict(zip(tokens.tolist(), losses.tolist(), strict=True))
@@ -76,13 +76,13 @@ def test_a_smoothed_curve_is_the_means_of_its_neighbours():
     steps = np.arange(1, 151)
     values = np.sin(steps) + 5 / steps
     values[70] = np.inf
-    tokens, means = smoothed(10 * steps, values)
+    tokens, means = smooth(10 * steps, values)
     for index in (0, 68, 69, 70, 147):  # 2 % of 150 rows are 3
         near = values[index : index + 3]
         assert means[index] == pytest.approx(near[np.isfinite(near)].mean(), rel=1e-12)
         assert tokens[index] == 10 * steps[index + 1]
-    assert len(means) == 148 and smoothed(steps[:4], values[:4])[1] == pytest.approx(values[:4])
-    assert np.isnan(smoothed(steps[:1], np.array([np.nan]))[1]).all()
+    assert len(means) == 148 and smooth(steps[:4], values[:4])[1] == pytest.approx(values[:4])
+    assert np.isnan(smooth(steps[:1], np.array([np.nan]))[1]).all()
 
 
 def checkpoint(folder, step, **changes):
@@ -182,7 +182,7 @@ def test_a_finished_run_without_a_picture_gets_one(tmp_path):
         state=SimpleNamespace(step=1), run=SimpleNamespace(folder=tmp_path), finished=True, hooks=[]
     )
     picture = tmp_path / "plots" / "training.png"
-    assert "is already finished at step 1" in report.finished_already(session, [])[-1]
+    assert "is already finished at step 1" in report.describe_finished(session, [])[-1]
     drawn = picture.stat().st_mtime_ns
-    report.finished_already(session, [])
+    report.describe_finished(session, [])
     assert picture.stat().st_mtime_ns == drawn

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from model.parallel_plan import plan
 from model.presets import preset, preset_names
+from pretrain.plan.tensor_parallel import plan_tensor_parallel
 from pretrain.presets import main, plan_table
 
 
@@ -50,7 +50,7 @@ def test_it_is_printed(capsys):
     arguments = ["exchange", "--model", "prism-124m", "--tensor_parallel", "4"]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert plan_table(plan(preset("prism-124m"), 4, 8)) in printed
+    assert plan_table(plan_tensor_parallel(preset("prism-124m"), 4, 8)) in printed
     assert "60.00, 6.7 % on top" in printed
     assert main([*arguments, "--micro_batch", "3"]) == 0
     assert "per 3 sequences" in capsys.readouterr().out

@@ -69,7 +69,7 @@ def refusal(
     """The line that ends a start with these arguments."""
     before = everything(folder)
     clean = {name: value for name, value in os.environ.items() if name not in NAMES}
-    listener = mock.Mock(at_once=contextlib.nullcontext)
+    listener = mock.Mock(raising=contextlib.nullcontext)
     began = time.perf_counter()
     with (
         mock.patch.dict(os.environ, clean | (environment or {}), clear=True),
@@ -192,4 +192,4 @@ def test_what_is_fine_is_not_refused(program, files):
         mock.patch("pretrain.assembly.open_run.open_run", past_the_checks),
         pytest.raises(AssertionError, match="taken: next the ranks meet"),
     ):
-        program.main(arguments, mock.Mock(at_once=contextlib.nullcontext), 0)
+        program.main(arguments, mock.Mock(raising=contextlib.nullcontext), 0)

@@ -8,6 +8,7 @@ import pytest
 
 from pretrain import report
 from pretrain.config.run_config import RunConfig
+from pretrain.metrics import build
 from pretrain.run.decisions import Decision
 from pretrain.runtime import continuing
 from pretrain.runtime.continuing import continue_command
@@ -57,7 +58,7 @@ def test_the_launcher_that_was_used_is_printed(monkeypatch, line, begins):
     monkeypatch.setattr(continuing.shutil, "which", lambda name: name if name == begins else None)
     other = SimpleNamespace(cmdline=lambda: ["python", "-m", "pretrain.study", "run", "x"])
     own = SimpleNamespace(cmdline=lambda: [*line.split(), "--seed", "3", "--steps", "12"])
-    monkeypatch.setattr(continuing, "launchers", lambda: [own, other])
+    monkeypatch.setattr(continuing, "find_launchers", lambda: [own, other])
     command = continue_command(["--local_rank=0", "--seed", "3", "--steps", "12"], 24)
     assert command == " ".join([begins, *line.split(begins.split()[-1], 1)[1].split(), "--seed 3 --steps 24"])
 
@@ -79,7 +80,7 @@ MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2
 
 @pytest.mark.parametrize(("source", "compares"), [(MEASURED, False), ("data sheet of an H100, bf16", True)])
 def test_a_measured_peak_is_said_not_to_compare(source, compares):
-    line = report._mfu_line(1e6, 1e12, source)
+    line = build.describe_mfu(1e6, 1e12, source)
     assert line.startswith("MFU      = tokens/s x 1.0 MFLOP per token") and "/ 1 TFLOP/s (" in line
     assert ("compare tokens/s between sessions, and not MFU" in line) != compares
 
@@ -88,7 +89,7 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     """The closing lines of a session whose hook has measured, and what was done for them, in order."""
     did = []
     monkeypatch.setattr(report, "sample_text", lambda *_: did.append("sample") or "a\nb")
-    closing, hook.closing = hook.closing, lambda session: did.append("count") or closing(session)
+    closing, hook.summarize = hook.summarize, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
     run = made(folder=folder, steps=2, run_name="n", validation=made(sequences=1))
     monkeypatch.setattr(report, "weights_are_finite", lambda _: True)
@@ -101,9 +102,9 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     state = made(step=2, tokens=10, seconds=1.0, skipped=0)
     parts = {"engine": None, "data_share": 0.0, "metrics": made(close=lambda: None)}
     trainer = made(
-        session=session, run=run, state=state, control=made(listener=made(saved=nullcontext)), **parts
+        session=session, run=run, state=state, control=made(listener=made(mark_saved=nullcontext)), **parts
     )
-    return report.closing(trainer, []), did
+    return report.describe_closing(trainer, []), did
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -121,7 +122,7 @@ def test_at_the_end_only_rank_0_counts_and_speaks(tmp_path, monkeypatch, rank):
 
 
 # The setting, classes and the tensor-parallel degree.
-ALL, LOSS = "q, k, v; gate, up", "head and loss"
+ALL, LOSS = "q, k, v; gate, up", "LM head and loss"
 FUSED = [
     ("all", None, 1, f"{ALL}; {LOSS}"),
     ("all", 3, 1, ALL),
@@ -136,13 +137,13 @@ FUSED = [
 def test_what_is_fused(fused, classes, t, expected):
     made = SimpleNamespace
     decisions, model, world = made(fused=Decision(fused, "")), made(classes=classes), made(tensor_parallel=t)
-    assert report._fused(made(decisions=decisions, model=model, world=world)) == expected
+    assert report._describe_fused(made(decisions=decisions, model=model, world=world)) == expected
 
 
 def test_a_run_of_a_study_is_grouped_by_it(tmp_path):
     """Its name is the folder's that holds the study's file; other folders of runs group nothing."""
     run = RunConfig(runs_dir=str(tmp_path / "order"))
-    assert report._study(run) is None
+    assert build._study(run) is None
     (tmp_path / "order").mkdir()
     (tmp_path / "order/study.yaml").touch()
-    assert report._study(run) == "order"
+    assert build._study(run) == "order"

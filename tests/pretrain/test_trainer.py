@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from model.initialization import initialize
 from model.transformer import Transformer
 from pretrain.assembly.data import open_data
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import make_corpus
 from pretrain.data.sequences import TrainingSequences
-from pretrain.data.sources.files import PlainFiles, files_below
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.make import make_corpus
+from pretrain.prepare.sources.plain_files import PlainFiles, files_below
 from pretrain.validation.baselines import compare_baselines
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow

@@ -26,10 +26,10 @@ from model.errors import UserError
 from pretrain import convert, generate
 from pretrain.classification.corpus import Task, prepare_labelled
 from pretrain.classification.sources import Example
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import make_corpus
-from pretrain.data.sources.files import PlainFiles
 from pretrain.evaluation import command as evaluation
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.make import make_corpus
+from pretrain.prepare.sources.plain_files import PlainFiles
 from pretrain.runtime.signals import STOPPED, Stopped
 from tests.helpers.combined_settings import INFEASIBLE, SETTINGS, STEPS, ds_config_of, ranks_of, run_of
 from tests.helpers.covering import contradicts, covering_array, pairs_of

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import make_corpus
-from pretrain.data.sources.files import PlainFiles
 from pretrain.engine.ds_config import EngineSettings
-from pretrain.engine.memory.footprint import activations
 from pretrain.plan.command import main as plan_main
+from pretrain.plan.footprint import activations
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.make import make_corpus
+from pretrain.prepare.sources.plain_files import PlainFiles
 from pretrain.runtime.world import World
 from pretrain.validation.loss import Validation
 from tests.helpers.distributed import run_distributed

@@ -11,9 +11,9 @@ import json
 
 import pytest
 
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import make_corpus
-from pretrain.data.sources.files import PlainFiles
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.make import make_corpus
+from pretrain.prepare.sources.plain_files import PlainFiles
 from tests.helpers.distributed import run_distributed
 from tests.helpers.small_corpus import small_paths
 from tests.helpers.training import curve, nano_run, session

@@ -10,8 +10,8 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.engine.patches import prepare_deepspeed
+from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.checkpoint.finder import existing_steps
+from pretrain.checkpoint.finder import require_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
 
@@ -38,9 +38,9 @@ def run_growth(arguments: Sequence[str]) -> None:
     options = build_parser().parse_args(arguments)
     if options.sequences < 1:
         raise UserError(f"sequences: {options.sequences} is not valid; give a positive number")
-    existing_steps(options.run, options.step)
+    require_steps(options.run, options.step)
     # Imported here: it loads torch and DeepSpeed, and a mistyped flag should be answered at once.
-    from pretrain.engine.quiet import quiet_libraries
+    from pretrain.engine.deepspeed_logging import quiet_libraries
 
     quiet_libraries()
     from pretrain.growth.report.contents import write_report

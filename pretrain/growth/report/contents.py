@@ -14,15 +14,15 @@ import torch
 from pydantic_core import to_json
 
 from pretrain.classification.examples import held_out_examples
-from pretrain.diagnostics.measure import own_data
+from pretrain.diagnostics.measure import open_own_data
 from pretrain.growth.record import GrowthState
 from pretrain.growth.report.law import predict
 from pretrain.growth.report.worth import SMALL_INCREASE, SMALL_SHARE, HeadWorths, measure_worths
 from pretrain.metrics.file import read_metrics
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
-from pretrain.utils.plotting import saved_figure, whole_numbers
-from pretrain.utils.text import say
+from pretrain.utils.format import print_lines
+from pretrain.utils.plotting import save_figure, whole_numbers
 
 SURE = 2.0
 """Worths of fewer standard errors than this are indistinguishable from zero."""
@@ -44,10 +44,10 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
     """
     source = SavedRun.open(folder, step)
     model, step, heads = source.model, source.state.step, source.model.heads
-    record = GrowthState.of(source.state)
+    record = GrowthState.from_state(source.state)
     inputs, labels, starts, text = held_out(source, sequences)
     trend = correlation(range(len(heads)), heads) if len(set(heads)) > 1 else None
-    say(f"model     {folder.name}, step {step:,}: {model.summary()}")
+    print_lines(f"model     {folder.name}, step {step:,}: {model.summary()}")
     print(f"heads     {sum(heads)}, {sum(heads) / len(heads):.2f} a layer", end="")
     print("" if trend is None else f", correlation with depth {trend:+.2f}", flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -82,7 +82,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
     # Numbers that are not finite, which JSON does not know, become null.
     written.append(out / "report.json")
     write_atomically(written[-1], to_json(report, indent=1, inf_nan_mode="null").decode() + "\n")
-    say("wrote " + ", ".join(map(str, written)))
+    print_lines("wrote " + ", ".join(map(str, written)))
 
 
 def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray] | None, str]:
@@ -95,7 +95,7 @@ def held_out(source: SavedRun, sequences: int) -> tuple[np.ndarray, np.ndarray, 
     Raises:
         UserError: no corpus of the run is on this machine.
     """
-    data, length = own_data(source), source.model.context_length
+    data, length = open_own_data(source), source.model.context_length
     names = ", ".join(corpus.name for corpus, _ in data.corpora)
     if source.model.classes is not None:
         inputs, labels = held_out_examples(data.corpora[0][0], length, sequences)
@@ -150,7 +150,7 @@ def draw_worths(found: HeadWorths, path: Path) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
-    with saved_figure(path, "out", 1, 2, size=(11, 4.5), dpi=120) as (_, (strip, curve)):
+    with save_figure(path, "out", 1, 2, size=(11, 4.5), dpi=120) as (_, (strip, curve)):
         for layer, heads in found.heads.groupby("layer"):
             places = np.linspace(layer - 0.25, layer + 0.25, len(heads))
             strip.errorbar(places, heads["worth"], heads["error"].fillna(0), fmt="k.", ecolor="0.6")
@@ -174,7 +174,7 @@ def draw_growth(rows: list[dict[str, Any]], path: Path) -> Path:
     """
     from matplotlib import colormaps
 
-    with saved_figure(path, "out", 3, size=(8, 9), dpi=120, sharex=True) as (figure, axes):
+    with save_figure(path, "out", 3, size=(8, 9), dpi=120, sharex=True) as (figure, axes):
         figures = {"heads": "heads", "gamma": "Γ", "lambda_max": "λ_max"}
         for axis, (name, label) in zip(axes, figures.items(), strict=True):
             checks = pd.DataFrame(rows).set_index("step").filter(like=f"growth/{name}/").dropna()

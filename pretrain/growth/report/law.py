@@ -56,7 +56,7 @@ def predict(record: GrowthState, heads: Sequence[int]) -> list[Prediction]:
 
 
 def _predict(record: GrowthState, layer: int, observed: int) -> Prediction:
-    own = [event for event in record.made() if event.layer == layer]
+    own = [event for event in record.list_made() if event.layer == layer]
     grown = [(event.heads - 1, event.gamma) for event in own if event.kind == "grow"]
 
     def none(why: str) -> Prediction:

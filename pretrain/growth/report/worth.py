@@ -21,7 +21,7 @@ from torch import Tensor
 
 from model.attention import BlockInputs
 from model.errors import UserError
-from model.head_loss import loss_and_residual, token_chunks
+from model.lm_head_loss import loss_and_residual, token_chunks
 from model.loss import IGNORED_LABEL
 from model.transformer import Block, Transformer
 from pretrain.data.sequences import pack_documents
@@ -155,7 +155,7 @@ class Ablation:
                 labels = self.labels[rows.start : rows.stop].to(self.device)
                 for layer in range(layers + 1):
                     for index in (i for i, start in enumerate(lowest) if start == layer):
-                        with self._without(removed[index]):
+                        with self._remove_heads(removed[index]):
                             last = self._run(hidden, inputs, range(layer, layers))
                             found[index, rows.start : rows.stop] = self._loss(last, labels)
                         done += 1
@@ -176,7 +176,7 @@ class Ablation:
             hidden = self.blocks[layer](hidden, *inputs[layer])
         return hidden
 
-    def _without(self, heads: Sequence[Head]) -> ExitStack:
+    def _remove_heads(self, heads: Sequence[Head]) -> ExitStack:
         """Until the end of the context, the o projections read zeros in the columns of these heads."""
         hooks = ExitStack()
         for layer in {layer for layer, _ in heads}:
@@ -209,7 +209,7 @@ class Ablation:
             sums = torch.cat(losses).double().view_as(labels).where(counted, 0).sum(1)
             return sums / counted.sum(1)
 
-        hidden = self.network.head_input(hidden)
+        hidden = self.network.lm_head_input(hidden)
         if self.network.classifier is not None:
             return row_losses(hidden, self.network.classifier.weight).cpu()
         head = self.network.output or self.network.token_embedding

@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.sources.files import NamedFile, PlainFiles, file_key, file_size, files_below, not_a_file
-from pretrain.data.sources.reading import (
+from pretrain.prepare.sources import readers
+from pretrain.prepare.sources.plain_files import (
+    NamedFile,
+    PlainFiles,
+    describe_non_file,
+    file_key,
+    file_size,
+    files_below,
+)
+from pretrain.prepare.sources.streams import (
     BOM,
     COMPRESSED,
     DAMAGE,
     MAX_DOCUMENT_BYTES,
-    beyond_limits,
     check_beginning,
+    make_limit_error,
     open_stream,
 )
-from pretrain.data.sources.source import Document, Unit
-from pretrain.prepare.sources import readers
+from pretrain.prepare.sources.text_source import Document, Unit
 
 _ENDINGS = {
     ".ndjson": "jsonl",
@@ -73,13 +80,13 @@ class TextFiles(PlainFiles):
         self.format, self.column, self.skip_damaged = format, column, skip_damaged
 
     def _format(self, file: NamedFile) -> str:
-        return format_of(file[1], self.format)
+        return detect_format(file[1], self.format)
 
     def units(self) -> list[Unit]:
         units: list[Unit] = []
         for format, files in itertools.groupby(self.files, self._format):
             if format == "text":
-                units += self.units_of(files)
+                units += self.group_units(files)
                 continue
             for file in files:
                 for start, stop, size in self._cut(file, format):
@@ -124,7 +131,7 @@ class TextFiles(PlainFiles):
         All Parquet files are checked when they are cut.
         """
         for _, path in self.files:
-            format = format_of(path, self.format)
+            format = detect_format(path, self.format)
             if format != "parquet" and (format != "text" or path.name.lower().endswith(COMPRESSED)):
                 check_beginning(path, records=format != "text")
         # Of files with equal formats the last one counts.
@@ -150,7 +157,7 @@ class TextFiles(PlainFiles):
         except UserError:
             raise
         except (*DAMAGE, MemoryError) as error:
-            if limit := beyond_limits(path, error):
+            if limit := make_limit_error(path, error):
                 raise limit from error
             reason = " ".join(str(error).split())[:120] or type(error).__name__
             if not self.skip_damaged:
@@ -172,7 +179,7 @@ class TextFiles(PlainFiles):
         return described
 
 
-def format_of(path: Path, asked: str) -> str:
+def detect_format(path: Path, asked: str) -> str:
     """The format of a file, never "auto": *asked*, or if that is "auto" by its ending (``.json``: its
     beginning too)."""
     if asked != "auto":
@@ -221,7 +228,7 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
             raise UserError(f"text: the folder {path_or_glob!r} has no files; needed: files of UTF-8 text")
         return files
     if os.path.lexists(path):
-        raise not_a_file(path)
+        raise describe_non_file(path)
     matches = []
     if glob.has_magic(path_or_glob):  # Path.glob refuses absolute patterns
         matches = sorted(glob.glob(path_or_glob, recursive=True))  # noqa: PTH207
@@ -230,7 +237,7 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
             f"text: {path_or_glob!r} is not a file or folder and matches none; valid: files, folders or globs"
         )
     if others := [path for path in map(Path, matches) if not (path.is_file() or path.is_dir())]:
-        raise not_a_file(others[0])
+        raise describe_non_file(others[0])
     matched_files = [(match, Path(match)) for match in matches if Path(match).is_file()]
     # "**" matches folders as well, whose files it lists too.
     return matched_files or [pair for match in matches for pair in _expand(match)]

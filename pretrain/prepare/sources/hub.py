@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model.errors import UserError
-from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES, check_text
-from pretrain.data.sources.source import Document, TextSource, Unit
-from pretrain.prepare.sources.readers import ROWS, column_of, plain_values
+from pretrain.prepare.sources.readers import ROWS, choose_column, plain_values
+from pretrain.prepare.sources.streams import MAX_DOCUMENT_BYTES, check_text
+from pretrain.prepare.sources.text_source import Document, TextSource, Unit
 from pretrain.utils.env_check import check_variables
 
 # Pieces of a dataset: enough for any number of processes, few enough to list. A dataset of fewer files is cut
@@ -60,7 +60,7 @@ class HubDataset(TextSource):
         text."""
         dataset = self._open().dataset
         columns = dataset.column_names
-        if columns is not None and column_of(columns, self.column) is None:
+        if columns is not None and choose_column(columns, self.column) is None:
             raise UserError(
                 f"column: {self.name} has no column {self.column!r}; valid: --column with one of "
                 f"{', '.join(columns)}"
@@ -72,7 +72,7 @@ class HubDataset(TextSource):
             )
 
     def _column(self, dataset: Any) -> str:
-        return column_of(dataset.column_names or (), self.column) or self.column
+        return choose_column(dataset.column_names or (), self.column) or self.column
 
     def units(self) -> list[Unit]:
         opened = self._open()

@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from model.errors import printable
-from pretrain.data.making.progress import Report
+from model.errors import escape_controls
+from pretrain.prepare.progress import Report
 from pretrain.utils.files import CHUNK_BYTES
 
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
@@ -27,19 +27,19 @@ def pipes_as_files(paths: Sequence[str], folder: Path, report: Report) -> Iterat
         OSError: a pipe cannot be read, or the disk is full.
     """
     try:
-        yield [_copied(path, folder / f"pipe{number}", report) for number, path in enumerate(paths)]
+        yield [_copy_pipe(path, folder / f"pipe{number}", report) for number, path in enumerate(paths)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _copied(path: str, copy: Path, report: Report) -> str:
+def _copy_pipe(path: str, copy: Path, report: Report) -> str:
     kind = stat.S_IFMT(Path(path).stat().st_mode) if Path(path).exists() else None
     # Other processes have no such descriptors, or others, even if they are of files.
     if kind != stat.S_IFIFO and not (kind == stat.S_IFREG and path.startswith(_STREAMS)):
         return path
     copy = copy.with_name(copy.name + "".join(Path(path).suffixes))
     copy.parent.mkdir(parents=True, exist_ok=True)
-    report(printable(f"copying {path}, which can be read only once, to {copy}"))
+    report(escape_controls(f"copying {path}, which can be read only once, to {copy}"))
     digest = hashlib.sha256()
     with Path(path).open("rb") as source, copy.open("wb") as target:
         while chunk := source.read(CHUNK_BYTES):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.sources.reading import BOM, DAMAGE, Record, check_text, open_stream, parse_json
+from pretrain.prepare.sources.streams import BOM, DAMAGE, Record, check_text, open_stream, parse_json
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 ROWS = 128  # of a Parquet file, decoded at a time
@@ -37,12 +37,12 @@ def read_piece(
 
     Args:
         start, stop: byte offsets of lines; numbers of row groups for Parquet.
-        column: the field of JSON objects, or column, that holds the text; see column_of.
+        column: the field of JSON objects, or column, that holds the text; see choose_column.
         longest: bytes of the longest usable document.
 
     Raises:
         OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, RuntimeError: the file is damaged from here
-            on, or beyond what is read (see beyond_limits).
+            on, or beyond what is read (see make_limit_error).
         UserError: the file lacks the column, which it would have to name, or a record of a CSV file is too
             long.
     """
@@ -87,14 +87,14 @@ def _json_line(line: bytes | None, column: str, longest: int) -> Record:
 
 def _json_text(value: Any, column: str, longest: int) -> Record:
     if not isinstance(value, str):
-        name = column_of(value, column) if isinstance(value, dict) else None
+        name = choose_column(value, column) if isinstance(value, dict) else None
         if name is None:
             return None, "missing_column"
         value = value[name]
     return check_text(value, longest)
 
 
-def column_of(names: Collection[str], asked: str) -> str | None:
+def choose_column(names: Collection[str], asked: str) -> str | None:
     """The column of *names* that is asked for: of several, parted by commas, the first that is there."""
     return next((name for name in (asked, *asked.split(",")) if name in names), None)
 
@@ -172,9 +172,9 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
     rows = reader()
     try:
         header = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]
-        name = column_of(header, column)
+        name = choose_column(header, column)
         if name is None:
-            raise _no_column(path, column, header)
+            raise _make_column_error(path, column, header)
         if (times := header.count(name)) > 1:
             raise UserError(
                 f"column: {str(path)!r} has {times} columns {name!r}; valid: a name that one column has"
@@ -200,7 +200,7 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
         raise ValueError(f"line {number + rows.line_num}: {error}") from error
 
 
-def _no_column(path: Path, column: str, names: list[str]) -> UserError:
+def _make_column_error(path: Path, column: str, names: list[str]) -> UserError:
     shown = ", ".join(" ".join(name.split())[:60] for name in names[:20])
     return UserError(
         f"column: {str(path)!r} has no column {column!r}; valid: --column with one of {shown}{SEVERAL}"
@@ -214,7 +214,7 @@ _TEXT_TYPES = ("string", "large_string", "string_view", "binary", "large_binary"
 
 
 @contextlib.contextmanager
-def _opened(path: Path, column: str) -> Iterator[tuple[Any, str, int]]:
+def _open_parquet(path: Path, column: str) -> Iterator[tuple[Any, str, int]]:
     """The file, the column's name, and its index among the leaves; UserError if it is missing or holds no
     text."""
     import pyarrow.parquet
@@ -225,9 +225,9 @@ def _opened(path: Path, column: str) -> Iterator[tuple[Any, str, int]]:
     limits = {f"thrift_{what}_size_limit": _MOST_METADATA for what in ("string", "container")}
     with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER, **limits) as file:
         schema = file.schema_arrow
-        name = column_of(schema.names, column)
+        name = choose_column(schema.names, column)
         if name is None:
-            raise _no_column(path, column, schema.names)
+            raise _make_column_error(path, column, schema.names)
         kind = schema.field(name).type
         text = kind.value_type if types.is_dictionary(kind) else kind
         if not any(is_text(text) for is_text in (getattr(types, f"is_{each}") for each in _TEXT_TYPES)):
@@ -245,7 +245,7 @@ def cut_row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int,
         UserError: there is no such column of text.
     """
     pieces, start, size = [], 0, 0
-    with _opened(path, column) as (file, _, leaf):
+    with _open_parquet(path, column) as (file, _, leaf):
         groups = file.metadata.num_row_groups
         for group in range(groups):
             size += file.metadata.row_group(group).column(leaf).total_compressed_size
@@ -256,7 +256,7 @@ def cut_row_groups(path: Path, column: str, piece_bytes: int) -> list[tuple[int,
 
 
 def _row_groups(path: Path, groups: range, column: str, longest: int) -> Iterator[Record]:
-    with _opened(path, column) as (file, name, _):
+    with _open_parquet(path, column) as (file, name, _):
         if not file.metadata.num_rows:
             yield None, "empty"
         for group in groups:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.sources.files import PlainFiles
-from pretrain.data.sources.source import Document, TextSource, Unit
+from pretrain.prepare.sources.plain_files import PlainFiles
+from pretrain.prepare.sources.text_source import Document, TextSource, Unit
 
 
 @dataclass

@@ -60,7 +60,7 @@ def orthogonal_array(levels: Sequence[int], runs: int, strength: int = 2) -> Arr
     """
     array = _built(levels, runs, strength)
     if array is None:
-        raise UserError(f"study: design.runs: {runs:,} is not valid; {_possible(levels, strength)}")
+        raise UserError(f"study: design.runs: {runs:,} is not valid; {_list_possible(levels, strength)}")
     return array
 
 
@@ -84,7 +84,7 @@ def _order(levels: Sequence[int]) -> int | None:
     return next((q for q in FIELDS if all(q % count == 0 for count in levels)), None)
 
 
-def _possible(levels: Sequence[int], strength: int) -> str:
+def _list_possible(levels: Sequence[int], strength: int) -> str:
     """Which numbers of runs are valid."""
     counts = " and ".join(map(str, sorted(set(levels))))
     order = _order(levels)
@@ -104,7 +104,7 @@ def _possible(levels: Sequence[int], strength: int) -> str:
     return f"{len(levels)} factors of {counts} levels{needed} take {takes} runs"
 
 
-def strength_of(array: Array, levels: Sequence[int], most: int = 4) -> int:
+def compute_strength(array: Array, levels: Sequence[int], most: int = 4) -> int:
     """The largest t up to *most* for which any t columns hold every combination equally often."""
     for t in range(1, min(most, array.shape[1]) + 1):
         for columns in itertools.combinations(range(array.shape[1]), t):

@@ -176,8 +176,8 @@ class Effects:
                     far.append((variant, self.seeds[seed]))
         return far + [
             (variant, seed)
-            for variant, of in self.values.items()
-            for seed, value in of.items()
+            for variant, by_seed in self.values.items()
+            for seed, value in by_seed.items()
             if not math.isfinite(value)
         ]
 
@@ -192,7 +192,10 @@ class Effects:
         found = []
         for place, factor in enumerate(self.design.factors):
             weights = self.model.effects(place)
-            fits = [self.least_squares.of(weights), self.robust.of(weights) if self.robust else None]
+            fits = [
+                self.least_squares.combine(weights),
+                self.robust.combine(weights) if self.robust else None,
+            ]
             of_level = [self.design.rows[variant][place] for variant, _, _ in self.data]
             behind = [self.design.rows[variant][place] for variant, _ in self.behind]
             for level, name in enumerate(factor.levels):
@@ -218,12 +221,12 @@ class Effects:
             squares = float(own @ np.linalg.solve(fit.inverse[place, place], own))
             f = squares / degrees / fit.sd**2
             p = float(f_distribution.sf(f, degrees, fit.degrees))
-            lines.append((self.called(name), degrees, squares, f, p))
+            lines.append((self.name_term(name), degrees, squares, f, p))
         lines.append(("error", fit.degrees, fit.sd**2 * fit.degrees, math.nan, math.nan))
         total = sum(squares for _, _, squares, _, _ in lines)
         return [TermVariance(term, n, squares / total, f, p) for term, n, squares, f, p in lines]
 
-    def called(self, term: Any) -> str:
+    def name_term(self, term: Any) -> str:
         """A term's name: seeds, a factor, or two factors with a colon."""
         names = [factor.name for factor in self.design.factors]
         if isinstance(term, tuple):
@@ -243,12 +246,12 @@ class Effects:
         for term in mains if self.design.strength < 3 else pairs if self.design.strength == 3 else []:
             own = {term} if isinstance(term, int) else set(term)
             others = [
-                self.called(pair)
+                self.name_term(pair)
                 for pair in pairs
                 if not own & set(pair) and products[terms.slices[term], terms.slices[pair]].max() > 1e-9
             ]
             if others:
-                found[self.called(term)] = others
+                found[self.name_term(term)] = others
         return found
 
     @cached_property
@@ -258,7 +261,7 @@ class Effects:
         The pair with the largest share of the variance is the first."""
         shares = {line.term: line.share for line in self.variance}
         found = {}
-        for pair in sorted(self.model.interactions, key=lambda pair: -shares[self.called(pair)]):
+        for pair in sorted(self.model.interactions, key=lambda pair: -shares[self.name_term(pair)]):
             cells: dict[tuple[int, int], list[float]] = {}
             for variant, _, value in self.data:
                 levels = self.design.rows[variant]
@@ -306,8 +309,8 @@ class Effects:
                     plus, minus = map(index, difference.plus), map(index, difference.minus)
                     sides[places[difference.factor]] = [*plus], [*minus]
                 weights = self.model.difference(sides)[None]
-                plain = self.least_squares.of(weights)[0]
-                robust = self.robust.of(weights)[0] if self.robust else None
+                plain = self.least_squares.combine(weights)[0]
+                robust = self.robust.combine(weights)[0] if self.robust else None
             found.append((name, plain, robust))
         if not found:
             return []
@@ -337,10 +340,10 @@ class Effects:
                 factor.levels.index(stated[factor.name]) if factor.name in stated else self.best[place]
                 for place, factor in enumerate(self.design.factors)
             )
-        return [self._predicted(name, levels) for name, levels in named.items()]
+        return [self._predict(name, levels) for name, levels in named.items()]
 
-    def _predicted(self, name: str, levels: Levels) -> Prediction:
-        estimate = self.additive.of(self.main.row(levels)[None])[0]
+    def _predict(self, name: str, levels: Levels) -> Prediction:
+        estimate = self.additive.combine(self.main.row(levels)[None])[0]
         labels = tuple(
             factor.levels[level] for factor, level in zip(self.design.factors, levels, strict=True)
         )

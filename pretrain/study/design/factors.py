@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from model.declared import Positive, declared
-from model.errors import UserError, closest, shown
+from model.declared import PositiveInt, declared
+from model.errors import UserError, quote, suggest
 from model.heads import format_heads, parse_heads
 from pretrain.config.run_config import is_folder_name
 from pretrain.study.contrasts import Text, refuse
-from pretrain.study.design.arrays import MOST_RUNS, full_factorial, orthogonal_array, strength_of
+from pretrain.study.design.arrays import MOST_RUNS, compute_strength, full_factorial, orthogonal_array
 from pretrain.study.settings import Settings, is_name_part, label, read_settings
 
 MOST_PRIMARY = 3
@@ -72,7 +72,7 @@ class DesignFile:
     """``layer_3`` or ``layers_3-5``: head counts; a field's name, as ``optimizer.learning_rate``: its values;
     any other name: the settings of each named level."""
     kind: Literal["full", "orthogonal", "fractional"]
-    runs: Positive | None = None
+    runs: PositiveInt | None = None
     """Combinations that are trained; all of them with kind full."""
     contrasts: Annotated[dict[Text, LevelContrast], Field(max_length=MOST_PRIMARY)] | None = None
     """The primary ones, which are adjusted for their number (Holm)."""
@@ -161,26 +161,26 @@ def read_design(file: DesignFile, heads: Sequence[int]) -> tuple[Design, dict[st
                 "design.factors", name, "levels make up the names of folders; give short names that differ"
             )
         rows[name] = tuple(row)
-        settings[name] = _combined(factors, row, heads)
+        settings[name] = _combine_settings(factors, row, heads)
     contrasts = file.contrasts or {}
     predict = {name: _levels(factors, name, given) for name, given in (file.predict or {}).items()}
     # Of all combinations any columns hold every one equally often; there is nothing to count.
-    counted = len(factors) if file.kind == "full" else strength_of(array, counts)
+    counted = len(factors) if file.kind == "full" else compute_strength(array, counts)
     strength = 4 if counted == len(factors) else counted
     _check_contrasts(contrasts, factors, strength)
     return Design(factors, strength, rows, contrasts, predict), settings
 
 
-def _named(factors: Sequence[Factor], name: str, where: str) -> Factor:
+def _find_factor(factors: Sequence[Factor], name: str, where: str) -> Factor:
     """The factor of that name; UserError without one."""
     names = [factor.name for factor in factors]
     if name not in names:
-        refuse(where, name, f"factors are {', '.join(names)}{closest(name, names)}")
+        refuse(where, name, f"factors are {', '.join(names)}{suggest(name, names)}")
     return factors[names.index(name)]
 
 
 def _factor(name: str, given: list[Any] | dict[str, Settings], layers: int) -> Factor:
-    where = f"design.factors.{shown(name, plain=True)}"
+    where = f"design.factors.{quote(name, plain=True)}"
     if len(given) < 2 or len(given) > 16:
         refuse(where, given, "give from 2 to 16 levels")
     found = _LAYERS.fullmatch(name)
@@ -209,7 +209,7 @@ def _labels(where: str, values: Sequence[Any]) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _combined(factors: Sequence[Factor], row: Sequence[int], heads: Sequence[int]) -> Settings:
+def _combine_settings(factors: Sequence[Factor], row: Sequence[int], heads: Sequence[int]) -> Settings:
     """The settings of a row. Two factors may set fields of one section."""
     schedule = list(heads)
     settings: Settings = {}
@@ -230,9 +230,9 @@ def _check_contrasts(
     contrasts: Mapping[str, LevelContrast], factors: Sequence[Factor], strength: int
 ) -> None:
     for name, contrast in contrasts.items():
-        where = f"design.contrasts.{shown(name, plain=True)}"
+        where = f"design.contrasts.{quote(name, plain=True)}"
         for key, difference in zip((where, f"{where}.by"), contrast.differences, strict=False):
-            factor = _named(factors, difference.factor, f"{key}.factor")
+            factor = _find_factor(factors, difference.factor, f"{key}.factor")
             named = [*difference.plus, *difference.minus]
             for level in named:
                 if level not in factor.levels or named.count(level) > 1:
@@ -247,7 +247,7 @@ def _check_contrasts(
 
 def _levels(factors: Sequence[Factor], name: str, given: str | dict[str, str]) -> dict[str, str]:
     """The levels that a schedule to be predicted states: a head schedule, or levels by factor."""
-    where = f"design.predict.{shown(name, plain=True)}"
+    where = f"design.predict.{quote(name, plain=True)}"
     if isinstance(given, str):
         try:
             heads = parse_heads(given)
@@ -262,7 +262,7 @@ def _levels(factors: Sequence[Factor], name: str, given: str | dict[str, str]) -
                 by_factor[factor.name] = str(counts[0])
         given = by_factor
     for factor_name, level in given.items():
-        factor = _named(factors, factor_name, where)
+        factor = _find_factor(factors, factor_name, where)
         if level not in factor.levels:
             refuse(where, level, f"levels of {factor.name} are {', '.join(factor.levels)}")
     return dict(given)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from model.declared import from_plain
+from model.declared import from_dict
 from pretrain.study.contrasts import full_name
 from pretrain.study.settings import OF_A_VARIANT, Settings
 from pretrain.utils.files import write_atomically
@@ -50,7 +50,7 @@ def read_record(path: Path, kind: type[T], empty: T) -> T:
     Raises:
         UserError: the file is not one of these.
     """
-    return from_plain(kind, read_json(path, "study"), f"study: {path}") if path.exists() else empty
+    return from_dict(kind, read_json(path, "study"), f"study: {path}") if path.exists() else empty
 
 
 def write_record(path: Path, plain: Any) -> None:

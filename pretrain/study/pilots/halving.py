@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from model.declared import Positive, declared, to_plain
-from model.errors import UserError, shown
+from model.declared import PositiveInt, declared, to_dict
+from model.errors import UserError, quote
 from pretrain.study.pilots.files import pilot_file, read_record, write_record
 from pretrain.study.settings import Settings, read_settings
 from pretrain.study.statistics.paired import mean_of, paired_interval
@@ -37,14 +37,14 @@ class Halving:
     def __post_init__(self) -> None:
         if sorted(set(self.rungs)) != self.rungs:
             valid = "give ascending shares of the steps"
-            raise UserError(f"halving.rungs: {shown(self.rungs)} is not valid; {valid}")
+            raise UserError(f"halving.rungs: {quote(self.rungs)} is not valid; {valid}")
 
 
 @declared()
 class RungResult:
     """A variant at one rung."""
 
-    rung: Positive
+    rung: PositiveInt
     variant: str
     """With the comparison's name."""
     mean: float | None
@@ -102,9 +102,10 @@ def drop(
         keep: the share of the variants that go on.
     """
     sign = -1 if higher_is_better else 1
-    seeds = {seed for of in results.values() for seed in of}
+    seeds = {seed for by_seed in results.values() for seed in by_seed}
     means = {
-        name: mean_of(of.values()) if set(of) == seeds and of else math.nan for name, of in results.items()
+        name: mean_of(by_seed.values()) if set(by_seed) == seeds and by_seed else math.nan
+        for name, by_seed in results.items()
     }
 
     def order(name: str) -> float:
@@ -138,10 +139,10 @@ def read_kept(folder: Path) -> list[RungResult]:
 
 def write_kept(folder: Path, found: Sequence[RungResult]) -> None:
     """Write what the rungs found, whole or not at all."""
-    write_record(folder / KEPT_FILE, [to_plain(each) for each in found])
+    write_record(folder / KEPT_FILE, [to_dict(each) for each in found])
 
 
-def still_in(names: Sequence[str], found: Sequence[RungResult]) -> list[str]:
+def list_remaining(names: Sequence[str], found: Sequence[RungResult]) -> list[str]:
     """The variants that no rung has dropped."""
     dropped = {each.variant for each in found if not each.kept}
     return [name for name in names if name not in dropped]

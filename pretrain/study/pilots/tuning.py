@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from model.declared import Count, declared, to_plain
+from model.declared import NonNegativeInt, declared, to_dict
 from model.errors import UserError
 from pretrain.study.pilots.files import pilot_file, read_record, write_record
 from pretrain.study.settings import Settings, label, read_settings
@@ -38,7 +38,7 @@ class Tuned:
     """Whether the best value is the first or the last that was tried."""
     tried: list[list[Any]]
     """Value and mean result of the pilots, in order; no result where a run failed."""
-    seeds: list[Count]
+    seeds: list[NonNegativeInt]
 
 
 # ---------------------------------------------------------------------- choice
@@ -121,7 +121,7 @@ def read_tuned(folder: Path) -> dict[str, Tuned]:
 
 def write_tuned(folder: Path, tuned: Mapping[str, Tuned]) -> None:
     """Write what was chosen, whole or not at all."""
-    write_record(folder / TUNED_FILE, {name: to_plain(each) for name, each in tuned.items()})
+    write_record(folder / TUNED_FILE, {name: to_dict(each) for name, each in tuned.items()})
 
 
 def choose_all(

@@ -22,12 +22,12 @@ MOST_CONFOUNDED = 6
 """Of which names are listed."""
 
 
-def known(view: View) -> dict[str, Effects]:
+def analyze_designs(view: View) -> dict[str, Effects]:
     """By comparison: the analysis of its design, where the finished runs allow one."""
     return {name: effects for name, effects in view.effects.items() if not effects.unknown}
 
 
-def said(view: View) -> Iterator[str]:
+def describe_designs(view: View) -> Iterator[str]:
     """What to know about the designs before reading their tables: sentences."""
     for name, effects in view.effects.items():
         where = f"{name}: " * bool(name)
@@ -51,10 +51,10 @@ def said(view: View) -> Iterator[str]:
         else:
             f, p = effects.lack_of_fit
             yield f"{where}Lack of fit: F = {f:.2f}, p = {p:.3g}."
-        yield from (where + line for line in _confounded(effects))
+        yield from (where + line for line in _list_confounded(effects))
 
 
-def _confounded(effects: Effects) -> Iterator[str]:
+def _list_confounded(effects: Effects) -> Iterator[str]:
     """Which effects of the design are confounded."""
     factors = len(effects.design.factors)
     every = (factors - 1) * (factors - 2) // 2
@@ -68,12 +68,13 @@ def _confounded(effects: Effects) -> Iterator[str]:
 
 def rows(view: View) -> dict[str, dict[str, list[Row]]]:
     """The rows of the tables, by table and comparison."""
-    analysed = known(view)
+    analysed = analyze_designs(view)
     return {
         "effects": {name: [asdict(each) for each in found.levels] for name, found in analysed.items()},
         "variance": {name: [asdict(each) for each in found.variance] for name, found in analysed.items()},
         "primary": {
-            name: [_primary(found, each) for each in found.primary] for name, found in analysed.items()
+            name: [_describe_primary(found, each) for each in found.primary]
+            for name, found in analysed.items()
         },
         "predictions": {
             name: [asdict(each) for each in found.predictions] for name, found in analysed.items()
@@ -81,7 +82,7 @@ def rows(view: View) -> dict[str, dict[str, list[Row]]]:
     }
 
 
-def _primary(effects: Effects, found: Any) -> Row:
+def _describe_primary(effects: Effects, found: Any) -> Row:
     contrast = effects.design.contrasts[found.name]
     return asdict(found) | {"formula": "; by ".join(each.formula for each in contrast.differences)}
 
@@ -142,7 +143,7 @@ def draw(view: View, folder: Path) -> dict[str, Path | None]:
         The file of each picture; None without figures for it.
     """
     files = {name: folder / f"{name}.png" for name in ("effects", "interactions", "predicted")}
-    found, value = known(view), view.described(view.measure)
+    found, value = analyze_designs(view), view.describe_measure(view.measure)
     drawn = {
         "effects": _draw_effects(found, files["effects"], value),
         "interactions": _draw_interactions(found, files["interactions"], value),
@@ -198,7 +199,7 @@ def _draw_interactions(analysed: dict[str, Effects], path: Path, value: str) -> 
     ]
     if not shown:
         return False
-    titles = [": ".join(filter(None, (name, effects.called(pair)))) for name, effects, pair in shown]
+    titles = [": ".join(filter(None, (name, effects.name_term(pair)))) for name, effects, pair in shown]
     with panel_axes(path, titles, columns=3, legend=False) as axes:
         for axis, (_, effects, (one, other)) in zip(axes, shown, strict=True):
             means = effects.interactions[one, other]

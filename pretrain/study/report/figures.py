@@ -11,7 +11,7 @@ from typing import Any
 from pretrain.diagnostics.comparison import BY_LAYER, TITLES, layer_values
 from pretrain.study.results import RunResult
 from pretrain.study.statistics.paired import tokens_to_reach
-from pretrain.study.summaries import Figure, Summary, View, values_of
+from pretrain.study.summaries import Figure, Summary, View, collect_values
 
 EVALUATION = "evaluation/"
 DISTANCE = "attention_distance"
@@ -27,7 +27,7 @@ def tokens_saved(view: View, summary: Summary) -> dict[int, float | None]:
     None: not reached. arXiv 2605.10504 reports 13.2 % fewer tokens so.
     """
     targets, finished = (
-        values_of(runs, methodcaller("result", view.loss, view.last))
+        collect_values(runs, methodcaller("result", view.loss, view.last))
         for runs in (summary.controls, summary.runs)
     )
     saved: dict[int, float | None] = {}
@@ -70,7 +70,7 @@ def scores(summaries: Sequence[Summary]) -> Iterator[dict[str, Any]]:
     """A row for each zero-shot score and each variant that has it."""
     for key in sorted({key for row in _rows(summaries) for key in row if key.startswith(EVALUATION)}):
         names = {"task": key.removeprefix(EVALUATION)}
-        yield from _measured(summaries, methodcaller("result", key), names)
+        yield from _collect_measured(summaries, methodcaller("result", key), names)
 
 
 def halves(summaries: Sequence[Summary]) -> Iterator[dict[str, Any]]:
@@ -84,7 +84,7 @@ def halves(summaries: Sequence[Summary]) -> Iterator[dict[str, Any]]:
             for step in dict.fromkeys(steps[:1] + steps[-1:]):
                 names = {"figure": f"{TITLES[measure]}, {half} half", "step": step}
                 figure = partial(half_mean, measure=measure, step=step, upper=half == "upper")
-                yield from _measured(summaries, figure, names)
+                yield from _collect_measured(summaries, figure, names)
 
 
 def half_mean(run: RunResult, measure: str, step: int, upper: bool) -> float | None:
@@ -95,11 +95,11 @@ def half_mean(run: RunResult, measure: str, step: int, upper: bool) -> float | N
     return fmean(values[middle:] if upper else values[:middle]) if len(values) > 1 else None
 
 
-def _measured(
+def _collect_measured(
     summaries: Sequence[Summary], figure: Figure, names: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     for summary in summaries:
-        if values := values_of(summary.runs, figure):
+        if values := collect_values(summary.runs, figure):
             differences = summary.differences_of(figure)
             yield names | {"variant": summary.label, "values": values, "differences": differences}
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from pretrain.metrics.file import encoded
+from pretrain.metrics.file import encode
 from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
-from pretrain.study.results import some_names, unnamed_line, unnamed_runs
+from pretrain.study.results import describe_unnamed, find_unnamed_runs, shorten_names
 from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.statistics.ranks import FAR
 from pretrain.study.summaries import POWER, Sample, View
 from pretrain.utils.files import write_atomically
-from pretrain.utils.tables import aligned
+from pretrain.utils.tables import align_columns
 
 FOLDER = "report"
 ON_A_TERMINAL = {*design.SECTIONS, "results", "contrasts"}
@@ -50,7 +50,7 @@ def write_report(view: View) -> list[Path]:
     )
     page = templates.get_template(TEMPLATE).render(
         view=view,
-        opening=opening(view),
+        opening=describe_opening(view),
         sections=tables,
         pictures={name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in drawn.items()},
         left_out=[section.title for section in tables.values() if not section.tables]
@@ -58,7 +58,7 @@ def write_report(view: View) -> list[Path]:
         power=POWER,
     )
     write_atomically(out / "index.html", page)
-    figures = json.dumps(encoded(numbers(view, tables)), indent=1, ensure_ascii=False)
+    figures = json.dumps(encode(numbers(view, tables)), indent=1, ensure_ascii=False)
     write_atomically(out / "results.json", figures + "\n")
     return [out / "index.html", out / "results.json", *drawn.values()]
 
@@ -73,14 +73,14 @@ def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
         "last_validations": view.last,
         "confidence": CONFIDENCE,
         "notes": view.caveats,
-        "unnamed_runs": unnamed_runs(view.study),
+        "unnamed_runs": find_unnamed_runs(view.study),
     } | {
         name: {
-            of: [
+            title: [
                 {key: item.numbers() if isinstance(item, Sample) else item for key, item in row.items()}
                 for row in rows
             ]
-            for of, rows in section.rows.items()
+            for title, rows in section.rows.items()
         }
         for name, section in tables.items()
     }
@@ -89,7 +89,7 @@ def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
 def terminal_lines(view: View) -> Iterator[str]:
     """What the report begins with, and its first tables: a design's effects, results and contrasts."""
     yield view.study.title
-    for heading, lines in opening(view).items():
+    for heading, lines in describe_opening(view).items():
         yield from ["", heading, *(f"  {line}" for line in lines)] if lines else []
     for name, section in sections(view).items():
         if name not in ON_A_TERMINAL:
@@ -97,10 +97,10 @@ def terminal_lines(view: View) -> Iterator[str]:
         for title, table in section.tables.items():
             if name == "results" and title in view.effects:
                 continue
-            yield from ["", section.title + f", {title}" * bool(title), *aligned(table, left={0, 1})]
+            yield from ["", section.title + f", {title}" * bool(title), *align_columns(table, left={0, 1})]
 
 
-def opening(view: View) -> dict[str, list[str]]:
+def describe_opening(view: View) -> dict[str, list[str]]:
     """What is compared, how much of it there is, and what to know first: headings with their lines."""
     study, compared = view.study, []
     for comparison in study.comparisons:
@@ -119,20 +119,23 @@ def opening(view: View) -> dict[str, list[str]]:
     runs = [f"{finished} ({len(view.every)} variants, seeds {seeds})."]
     if view.measure != study.file.measure:
         runs.append(f"The study asks for {study.file.measure}; {view.measure} is compared instead.")
-    if unnamed := unnamed_line(unnamed_runs(study)):
+    if unnamed := describe_unnamed(find_unnamed_runs(study)):
         runs.append(f"In no figure: {unnamed}.")
     return {
-        "What is compared": [*compared, f"By {view.described(view.measure)}; {view.better} is better."],
+        "What is compared": [
+            *compared,
+            f"By {view.describe_measure(view.measure)}; {view.better} is better.",
+        ],
         "Status": runs,
-        "Not finished": begun + [f"Not begun: {some_names(absent)}."] * bool(absent),
-        "Runs that fell behind": behind_say(view),
-        "Designs": list(design.said(view)),
+        "Not finished": begun + [f"Not begun: {shorten_names(absent)}."] * bool(absent),
+        "Runs that fell behind": describe_behind(view),
+        "Designs": list(design.describe_designs(view)),
         "Caveats": [f"{note}." for note in view.caveats],
-        "What the intervals say": [intervals_say(view)] if view.listed else [],
+        "What the intervals say": [describe_intervals(view)] if view.listed else [],
     }
 
 
-def behind_say(view: View) -> list[str]:
+def describe_behind(view: View) -> list[str]:
     """Which runs fell behind, by the rule that is stated; none is dropped."""
     if not view.behind:
         return []
@@ -144,7 +147,7 @@ def behind_say(view: View) -> list[str]:
     return [f"{len(view.behind)} of {of_all} ({rule}; they are in every figure): {names}."]
 
 
-def intervals_say(view: View) -> str:
+def describe_intervals(view: View) -> str:
     """How many intervals of the tables exclude zero, and how many would do so by chance."""
     samples = [summary.differences for summary in view.compared]
     samples += [found.values for found in view.contrasted]

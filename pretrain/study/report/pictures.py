@@ -15,7 +15,7 @@ from pretrain.study.report.figures import Curves, by_place, distance_differences
 from pretrain.study.results import RunResult
 from pretrain.study.statistics.paired import CONFIDENCE, mean_of, paired_interval, sd_of
 from pretrain.study.summaries import Summary, View
-from pretrain.utils.plotting import count_axis, logarithmic_x, saved_figure, whole_numbers
+from pretrain.utils.plotting import count_axis, logarithmic_x, save_figure, whole_numbers
 
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "d", ">")
@@ -43,18 +43,18 @@ def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
     Raises:
         UserError: a picture cannot be written.
     """
-    value, loss = view.described(view.measure), view.described(view.loss)
+    value, loss = view.describe_measure(view.measure), view.describe_measure(view.loss)
     curves = {
         "gap_over_tokens": (_lines(view, lambda summary: _late_gap(view, summary)), "tokens", f"Δ {loss}"),
         "attention_distance": (_lines(view, _distances), "layer", "attention distance D (tokens)"),
         "attention_distance_gap": (_lines(view, distance_differences), "layer", "ΔD (tokens)"),
-        "growing_heads": (_growing(view), "training step", "heads of the layer"),
+        "growing_heads": (_draw_growing(view), "training step", "heads of the layer"),
     }
     points = {
-        "gap_by_scale": (_by_scale(view), "parameters", f"Δ {value}"),
-        "total_heads": (_by_cost(view, total_heads), "total heads of all layers", value),
-        "training_flops": (_by_cost(view, training_flops), "training FLOPs", value),
-        "parameters": (_by_cost(view, parameters), "parameters at the end", value),
+        "gap_by_scale": (_draw_by_scale(view), "parameters", f"Δ {value}"),
+        "total_heads": (_draw_by_cost(view, total_heads), "total heads of all layers", value),
+        "training_flops": (_draw_by_cost(view, training_flops), "training FLOPs", value),
+        "parameters": (_draw_by_cost(view, parameters), "parameters at the end", value),
     }
     files = {name: folder / f"{name}.png" for name in ("results", "tuned", *curves, *points)}
     drawn = {
@@ -70,14 +70,14 @@ def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
     return {name: file if drawn[name] else None for name, file in files.items()}
 
 
-def of_listed(view: View) -> list[Summary]:
+def select_listed(view: View) -> list[Summary]:
     """The variants that are compared one by one."""
     return [summary for summaries in view.listed.values() for summary in summaries]
 
 
 def _style(view: View, summary: Summary) -> dict[str, Any]:
     """Of a variant, the same in all pictures."""
-    names = list(dict.fromkeys(each.variant for each in of_listed(view)))
+    names = list(dict.fromkeys(each.variant for each in select_listed(view)))
     return line_style(names.index(summary.variant), len(names))
 
 
@@ -110,10 +110,10 @@ def _distances(summary: Summary) -> Curves:
     return by_place([found for run in summary.finished if (found := distances(run))])
 
 
-def _growing(view: View) -> Panels:
+def _draw_growing(view: View) -> Panels:
     """Heads by layer over steps, at every step at which one of the runs shows heads."""
     panels: Panels = {}
-    for summary in of_listed(view):
+    for summary in select_listed(view):
         histories = [head_history(run) for run in summary.finished if run.planned.grows and run.saved]
         steps = sorted({step for history in histories for step, _ in history})
         layers = len(histories[0][0][1]) if histories else 0
@@ -133,7 +133,7 @@ def _heads_at(history: History, step: int) -> tuple[int, ...]:
     return next(heads for begin, heads in reversed(history) if begin <= step)
 
 
-def _by_scale(view: View) -> Panels:
+def _draw_by_scale(view: View) -> Panels:
     """Δ over the model's size, for several comparisons (arXiv 2606.27449, figure 3b)."""
     lines: list[tuple[str, dict[str, Any], Points]] = [
         (each.variant, _style(view, each), [(each.parameters[-1], gap) for gap in each.differences.values()])
@@ -143,7 +143,7 @@ def _by_scale(view: View) -> Panels:
     return {"": lines if len(view.listed) > 1 and _differ(lines) else []}
 
 
-def _by_cost(view: View, cost: Callable[[RunResult], float | None]) -> Panels:
+def _draw_by_cost(view: View, cost: Callable[[RunResult], float | None]) -> Panels:
     """Results over what the runs have cost, for comparisons whose runs differ in it."""
     panels: Panels = {}
     for name, summaries in view.listed.items():
@@ -208,9 +208,9 @@ def _draw_points(axis: Any, points: Points, **style: Any) -> None:
 
 def draw_results(view: View, path: Path) -> bool:
     """Draw results and their mean, and beside them Δ with its 95 % interval, a row for each variant."""
-    if not any(summary.values for summary in of_listed(view)):
+    if not any(summary.values for summary in select_listed(view)):
         return False
-    value, titles = view.described(view.measure), [name for name in view.listed for _ in range(2)]
+    value, titles = view.describe_measure(view.measure), [name for name in view.listed for _ in range(2)]
     # Its unit is that of the study's measure.
     effect = view.study.file.effect if view.measure == view.study.file.measure else None
     height = 0.9 + 0.3 * max(map(len, view.listed.values()))
@@ -288,7 +288,7 @@ def panel_axes(
     rows = math.ceil(len(titles) / columns)
     columns = math.ceil(len(titles) / rows)
     size = (max(8.0, width * columns), 0.9 + height * rows)
-    with saved_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **subplots) as (
+    with save_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **subplots) as (
         figure,
         axes,
     ):

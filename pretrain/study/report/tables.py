@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model.declared import to_plain
+from model.declared import to_dict
 from model.heads import format_heads
 from pretrain.study.contrasts import full_name
 from pretrain.study.pilots.tuning import Tuned
@@ -57,13 +57,14 @@ def sections(view: View) -> dict[str, Section]:
     }
     found = {
         name: {
-            title: of(each) for title, each in (view.summaries if name in OF_DESIGNS else view.listed).items()
+            title: take(each)
+            for title, each in (view.summaries if name in OF_DESIGNS else view.listed).items()
         }
-        for name, of in rows.items()
+        for name, take in rows.items()
     }
     found |= design.rows(view)
-    found["tuned"] = {"": [_tuned(name, tuned) for name, tuned in view.study.tuned.items()]}
-    found["halving"] = {"": [{**to_plain(each), "missed": each.may_be_missed} for each in view.study.rungs]}
+    found["tuned"] = {"": [_make_tuned_row(name, tuned) for name, tuned in view.study.tuned.items()]}
+    found["halving"] = {"": [{**to_dict(each), "missed": each.may_be_missed} for each in view.study.rungs]}
     found["contrasts"] = {"": [_contrast(view, contrasted) for contrasted in view.contrasted]}
     return {name: Section(title, columns, found[name]) for name, (title, columns) in SECTIONS.items()}
 
@@ -96,8 +97,8 @@ def _contrast(view: View, found: Contrasted) -> Row:
     }
 
 
-def _tuned(name: str, tuned: Tuned) -> Row:
-    return {"variant": name, **to_plain(tuned)}
+def _make_tuned_row(name: str, tuned: Tuned) -> Row:
+    return {"variant": name, **to_dict(tuned)}
 
 
 def _runs(view: View, summary: Summary) -> list[Row]:
@@ -130,7 +131,7 @@ def _excludes_zero(values: Sample) -> str:
     return NOTHING if not values.interval else "yes" if values.interval.excludes_zero else "no"
 
 
-def _typical(values: Sample) -> str:
+def _format_typical(values: Sample) -> str:
     """The Hodges-Lehmann estimate with its interval and the interval's level."""
     found = values.ranks
     if found is None:
@@ -142,7 +143,7 @@ def _rank_p(values: Sample) -> str:
     return NOTHING if values.ranks is None else f"{values.ranks.p:.3g}"
 
 
-def _spread(values: Sample) -> str:
+def _format_spread(values: Sample) -> str:
     """Mean ± standard deviation."""
     return _number(values.mean, ".4f") + (f" ± {_number(values.sd, '.4f')}" if len(values) > 1 else "")
 
@@ -168,10 +169,10 @@ RESULTS: Columns = {
     "variant": lambda row: row["label"],
     "heads": lambda row: " or ".join(map(format_heads, row["schedules"])),
     "runs": lambda row: f"{len(row['values'])} of {row['runs']}",
-    "mean ± sd": lambda row: _spread(row["values"]),
+    "mean ± sd": lambda row: _format_spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
     "excludes 0": lambda row: _excludes_zero(row["differences"]),
-    "typical Δ [exact interval, its level]": lambda row: _typical(row["differences"]),
+    "typical Δ [exact interval, its level]": lambda row: _format_typical(row["differences"]),
     "signed-rank p": lambda row: _rank_p(row["differences"]),
     "pairs": lambda row: str(len(row["differences"])) if row["baseline"] else NOTHING,
     "detectable Δ": lambda row: _number(row["differences"].detectable, ".4f"),
@@ -184,7 +185,7 @@ CONTRASTS: Columns = {
     "of": lambda row: row["formula"],
     "mean [95 % interval]": lambda row: _difference(row["values"]),
     "excludes 0": lambda row: _excludes_zero(row["values"]),
-    "typical [exact interval, its level]": lambda row: _typical(row["values"]),
+    "typical [exact interval, its level]": lambda row: _format_typical(row["values"]),
     "signed-rank p": lambda row: _rank_p(row["values"]),
     "detectable": lambda row: _number(row["values"].detectable, ".4f"),
     "seeds": lambda row: f"{len(row['values'])} of {row['seeds']}",
@@ -200,7 +201,7 @@ TOKENS: Columns = {
 MEASURED: Columns = {
     "variant": lambda row: row["variant"],
     "runs": lambda row: str(len(row["values"])),
-    "mean ± sd": lambda row: _spread(row["values"]),
+    "mean ± sd": lambda row: _format_spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
 }
 TUNED: Columns = {

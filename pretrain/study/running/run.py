@@ -23,18 +23,18 @@ from pretrain.study.planned import HIGHER_IS_BETTER, PlannedRun, Study
 from pretrain.study.results import (
     STUDY_FILE,
     check_settings,
+    list_unfinished,
     load_results,
     run_state,
-    some_names,
-    unfinished,
+    shorten_names,
 )
 from pretrain.study.running.scheduler import Scheduler, Slot, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
-from pretrain.study.study_file import parse_study, pilot_of, rung_of
+from pretrain.study.study_file import build_pilot, build_rung, parse_study
 from pretrain.utils.files import write_atomically
 from pretrain.utils.folders import refuse_other_kind
-from pretrain.utils.text import say
+from pretrain.utils.format import print_lines
 
 SOME_FAILED = 1
 
@@ -81,10 +81,10 @@ def run_study(study: Study, options: RunOptions) -> int:
             return code
         study = parse_study(study.text, study.name, study.folder)
     check_settings(study)
-    todo = unfinished(study)
-    say(*_opening(study, todo))
+    todo = list_unfinished(study)
+    print_lines(*_describe_start(study, todo))
     if not todo:
-        say(f"next     {study_command('report', study.folder)}")
+        print_lines(f"next     {study_command('report', study.folder)}")
         return 0
     lines: list[list[str]] = []
     shares: list[Slot] = []
@@ -108,13 +108,13 @@ def run_study(study: Study, options: RunOptions) -> int:
             return 0
         scheduler = Scheduler(study, shares)
         failed = scheduler.run()
-    left = unfinished(study)
+    left = list_unfinished(study)
     print(f"runs     {len(study.runs) - len(left)} of {len(study.runs)} finished, {len(failed)} failed")
     for name, reason in failed.items():
-        say(f"failed   {name}: {reason} (logs/{name}.log)")
+        print_lines(f"failed   {name}: {reason} (logs/{name}.log)")
     if left:
-        say(f"continue {study_command('run', study.folder)}")
-    say(f"next     {study_command('report', study.folder)}")
+        print_lines(f"continue {study_command('run', study.folder)}")
+    print_lines(f"next     {study_command('report', study.folder)}")
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return SOME_FAILED if failed else 0
@@ -126,15 +126,15 @@ def _tune(study: Study, options: RunOptions) -> tuple[int, bool]:
     Returns:
         The exit code, and whether the values are chosen.
     """
-    say(f"pilots   of {some_names(study.untuned)}: values of one setting")
-    code, results = _run_pilots(pilot_of(study), study, options)
+    print_lines(f"pilots   of {shorten_names(study.untuned)}: values of one setting")
+    code, results = _run_pilots(build_pilot(study), study, options)
     if results is None:
         return code, False
     tried = {name: study.tried[name] for name in study.untuned}
     tuned = choose_all(tried, study.file.pilot_seeds or [], results, study.file.measure in HIGHER_IS_BETTER)
     for name, found in tuned.items():
         edge = ", an edge of the values that were tried" * found.at_edge
-        say(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
+        print_lines(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
     if not options.dry_run:
         write_tuned(study.folder, {**study.tuned, **tuned})
     return 0, not options.dry_run
@@ -148,8 +148,8 @@ def _halve(study: Study, options: RunOptions) -> tuple[int, bool]:
     """
     rung, halving = study.next_rung, study.file.halving
     assert rung is not None and halving is not None
-    say(f"rung     {rung} of {len(halving.rungs)}: {halving.rungs[rung - 1]:.4g} of the steps")
-    short = rung_of(study)
+    print_lines(f"rung     {rung} of {len(halving.rungs)}: {halving.rungs[rung - 1]:.4g} of the steps")
+    short = build_rung(study)
     code, results = _run_pilots(short, study, options)
     if results is None:
         return code, False
@@ -162,7 +162,7 @@ def _halve(study: Study, options: RunOptions) -> tuple[int, bool]:
     for each in found:
         if not each.kept:
             missed = ", and may be no worse than one that is kept" * each.may_be_missed
-            say(f"dropped  {each.variant}{missed}")
+            print_lines(f"dropped  {each.variant}{missed}")
     if not options.dry_run:
         write_kept(study.folder, [*study.rungs, *found])
     return 0, not options.dry_run
@@ -177,13 +177,13 @@ def _run_pilots(
         The exit code, and the results by full name and seed; None while a run has not been tried.
     """
     code = 0
-    if untried(pilot):
+    if list_untried(pilot):
         if not options.dry_run:  # so that the study's folder can be named from now on
             study.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(study.folder / STUDY_FILE, study.text)
         code = run_study(pilot, options)
-        if options.dry_run or options.slurm or untried(pilot):
-            say(f"then     {study_command('run', study.name)} again, when these runs are finished")
+        if options.dry_run or options.slurm or list_untried(pilot):
+            print_lines(f"then     {study_command('run', study.name)} again, when these runs are finished")
             return code, None
     results: dict[str, dict[int, float]] = {}
     for run in load_results(pilot):
@@ -193,7 +193,7 @@ def _run_pilots(
     return code, results
 
 
-def untried(pilot: Study) -> list[PlannedRun]:
+def list_untried(pilot: Study) -> list[PlannedRun]:
     """The runs that have neither finished nor failed."""
     return [run for run in pilot.runs if run_state(pilot, run)[0] in ("missing", "unfinished")]
 
@@ -206,7 +206,7 @@ def _check_for_jobs(study: Study) -> None:
         raise UserError(f"{error} (jobs look for it from {Path.cwd()}; give an absolute path)") from None
 
 
-def _opening(study: Study, todo: Sequence[PlannedRun]) -> list[str]:
+def _describe_start(study: Study, todo: Sequence[PlannedRun]) -> list[str]:
     seeds = len(study.file.seeds)
     variants = f"{len(study.of_first_seed)} variants x {seeds} seed{'s' * (seeds > 1)}"
     return [

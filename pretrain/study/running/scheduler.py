@@ -28,12 +28,12 @@ from pretrain.study.results import (
     STUDY_FILE,
     TASKS_FILE,
     failed_mark,
+    list_unfinished,
     run_state,
     task_names,
-    unfinished,
 )
 from pretrain.utils.files import read_tail, write_atomically
-from pretrain.utils.text import human_seconds, say
+from pretrain.utils.format import human_seconds, print_lines
 
 POLL_SECONDS = 0.2
 
@@ -207,7 +207,7 @@ class Scheduler:
         self._every = every
         self._free = list(shares)
         self._running: list[_Running] = []
-        self._waiting = unfinished(study)
+        self._waiting = list_unfinished(study)
         self._failed: dict[str, str] = {}
         self._began = self._said = time.monotonic()
         self._done_before = self._done()
@@ -229,7 +229,7 @@ class Scheduler:
         return self._failed
 
     def _say(self, line: str) -> None:
-        say(line, file=self.stream)
+        print_lines(line, file=self.stream)
 
     def _progress(self) -> None:
         """Say now and then what the runs have done by now."""

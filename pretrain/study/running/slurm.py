@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from itertools import groupby
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.config.sources import ROOT
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import task_names
@@ -24,7 +24,7 @@ RANKS = re.compile(r"-n|-G|--ntasks|--gres|--gpus")
 """Beginnings of sbatch's options that say how many tasks or GPUs a job has."""
 
 
-def array_of(numbers: Sequence[int], parallel: int | None = None) -> str:
+def format_array(numbers: Sequence[int], parallel: int | None = None) -> str:
     """Task numbers as sbatch's --array takes them: 0-3,7 or 0-3,7%2 (at most two at a time)."""
     parts = []
     # Consecutive numbers differ from their places in the sequence by the same amount.
@@ -57,7 +57,7 @@ def sbatch_commands(
         groups.setdefault(most if given else most_ranks(planned.run, most), []).append(planned)
     commands = []
     for ranks, group in sorted(groups.items(), reverse=True):
-        array = array_of(sorted(number[planned.name] for planned in group), parallel)
+        array = format_array(sorted(number[planned.name] for planned in group), parallel)
         fewer = [f"--ntasks-per-node={ranks}", f"--gres=gpu:{ranks}"] if ranks < most else []
         more = [f"--job-name={study.name}", *fewer, *options]
         commands.append(["sbatch", f"--array={array}", *more, SCRIPT, os.path.realpath(study.folder)])
@@ -79,10 +79,10 @@ def run_of_task(study: Study, number: str) -> PlannedRun:
         return study.runs[0]
     name = names[int(number)] if number.isdecimal() and int(number) < len(names) else ""
     if name not in runs:
-        valid = array_of([number for number, name in enumerate(names) if name in runs])
+        valid = format_array([number for number, name in enumerate(names) if name in runs])
         was = f" ({name}, which the study does not name any more)" if name else ""
         raise UserError(
-            f"array: task {shown(number, plain=True)}{was} is no run of {study.name}; cancel it (scancel); "
+            f"array: task {quote(number, plain=True)}{was} is no run of {study.name}; cancel it (scancel); "
             f"valid: --array={valid}"
         )
     return runs[name]
@@ -105,7 +105,7 @@ def submit(command: Sequence[str]) -> str:
             "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it "
             "here"
         )
-    from pretrain.engine.quiet import environment_elsewhere
+    from pretrain.engine.deepspeed_logging import environment_elsewhere
 
     done = subprocess.run(
         command, cwd=ROOT, env=environment_elsewhere(), capture_output=True, encoding="utf-8"

@@ -116,7 +116,7 @@ class Fit:
         from statsmodels.api import OLS
 
         fitted = OLS(response, matrix).fit()
-        return cls._of(fitted, math.sqrt(fitted.scale))
+        return cls._from_fitted(fitted, math.sqrt(fitted.scale))
 
     @classmethod
     def robust(cls, matrix: Matrix, response: Matrix) -> Fit | None:
@@ -137,10 +137,10 @@ class Fit:
             return None
         converged = fitted.fit_history["iteration"] < MOST_ITERATIONS
         good = converged and fitted.scale > 0 and np.isfinite(fitted.cov_params()).all()
-        return cls._of(fitted, fitted.scale) if good else None
+        return cls._from_fitted(fitted, fitted.scale) if good else None
 
     @classmethod
-    def _of(cls, fitted: Any, sd: float) -> Fit:
+    def _from_fitted(cls, fitted: Any, sd: float) -> Fit:
         return cls(
             np.asarray(fitted.params),
             np.asarray(fitted.cov_params()),
@@ -149,7 +149,7 @@ class Fit:
             int(fitted.df_resid),
         )
 
-    def of(self, weights: Matrix) -> list[Estimate]:
+    def combine(self, weights: Matrix) -> list[Estimate]:
         """Combinations of the coefficients: (combinations, width); t-intervals with the error's degrees."""
         from scipy.stats import t as t_distribution
 

@@ -143,7 +143,7 @@ def robust_sd(groups: Sequence[Sequence[float]]) -> float:
     return TO_SD * (typical or median([distance for distance in distances if distance] or [0.0]))
 
 
-def fell_behind(
+def find_behind(
     values: Mapping[str, Mapping[int, float]], higher_is_better: bool = False
 ) -> list[tuple[str, int]]:
     """The runs that are worse than the median of their variant by more than FAR pooled robust standard
@@ -156,14 +156,14 @@ def fell_behind(
         Variant and seed of each.
     """
     finite = {
-        name: {seed: value for seed, value in of.items() if math.isfinite(value)}
-        for name, of in values.items()
+        name: {seed: value for seed, value in by_seed.items() if math.isfinite(value)}
+        for name, by_seed in values.items()
     }
-    limit = FAR * robust_sd([list(of.values()) for of in finite.values()])
+    limit = FAR * robust_sd([list(by_seed.values()) for by_seed in finite.values()])
     sign = -1 if higher_is_better else 1
     return [
         (name, seed)
-        for name, of in values.items()
-        for seed, value in of.items()
+        for name, by_seed in values.items()
+        for seed, value in by_seed.items()
         if not math.isfinite(value) or sign * (value - median(finite[name].values())) > limit
     ]

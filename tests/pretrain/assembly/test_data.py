@@ -22,11 +22,11 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sections import ValidationConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, IndexedWriter
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import make_corpus
-from pretrain.data.sources.files import PlainFiles, files_below
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.engine.patches import prepare_deepspeed
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.make import make_corpus
+from pretrain.prepare.sources.plain_files import PlainFiles, files_below
 from pretrain.run.resume import check_resume
 from pretrain.run.session import Session
 from pretrain.runtime.world import start_world

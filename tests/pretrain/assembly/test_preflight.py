@@ -4,9 +4,9 @@ import os
 from dataclasses import replace
 
 import pytest
-from pretrain.assembly.preflight import check_start
 
 from model.errors import UserError
+from pretrain.assembly.preflight import check_start
 from pretrain.config.run_config import RunConfig
 
 BATCH = 8 * 256

@@ -58,7 +58,7 @@ def edited(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def read_all(folder: Path) -> None:
-    """Everything of a checkpoint, as conversion and reshaping read it."""
+    """Everything of a checkpoint, as conversion and resharding read it."""
     checkpoint = UnshardedCheckpoint.open(folder)
     checkpoint.check()
     for name in checkpoint.names():

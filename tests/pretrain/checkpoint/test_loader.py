@@ -72,7 +72,7 @@ def check_loaded(source, shape, folder):
     assert found["steps"] == source.reference["steps"] == {3}
     assert found["counters"] == (3, 3 * SEQUENCES, 0)
     if source.shape._replace(zero=()) != shape._replace(zero=()):
-        assert found["notes"][0].startswith("reshaped: ")
+        assert found["notes"][0].startswith("resharded: ")
 
 
 def tensor_parallel(ranks, t, stage, precision="fp32"):
@@ -241,7 +241,7 @@ def test_the_curve_goes_on(small_folder, tmp_path, precision, loss_tolerance, no
         assert set(stops) == {"stopped"}
     notes, error = run_distributed(session, 1, moved, 1, timeout=120)[0]
     assert error is None
-    assert notes == ["reshaped: ranks 2 -> 1, tensor_parallel 2 -> 1, stage 2 -> 1"]
+    assert notes == ["resharded: ranks 2 -> 1, tensor_parallel 2 -> 1, stage 2 -> 1"]
     expected, found = curve(unchanged.folder), curve(moved.folder)
     assert [row["step"] for row in found] == list(range(1, 2 * len(CHAIN) + 1))
     for a, b in zip(expected, found, strict=True):
@@ -273,7 +273,7 @@ def load_and_stop(run, shape, after):
         ShardedFiles.read_shard = original
 
 
-def test_stopped_while_reshaping(saved, tmp_path):
+def test_stopped_while_resharding(saved, tmp_path):
     source = saved(Shape(1, 2))
     shutil.copytree(source.run.folder, tmp_path / source.run.folder.name)
     run = replace(source.run, runs_dir=str(tmp_path))
@@ -289,5 +289,5 @@ def test_more_ranks_than_the_old_micro_batch_allows(small_folder, tmp_path):
     run = nano_run(small_folder, tmp_path, "--micro_batch", "8", "--steps", "4", "--checkpoint.every", "2")
     run_distributed(interrupted, 1, run, 2, 1, 1, timeout=120)
     notes, error = run_distributed(session, 2, replace(run, micro_batch=None), 1, timeout=120)[0]
-    assert error is None and notes[0] == "reshaped: ranks 1 -> 2"
+    assert error is None and notes[0] == "resharded: ranks 1 -> 2"
     assert json.loads((newest(run.folder) / "state.json").read_text())["sequences"] == 4 * 8

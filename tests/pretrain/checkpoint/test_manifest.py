@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
-from pretrain.checkpoint.finder import existing_steps, newest_valid
+from pretrain.checkpoint.finder import newest_valid, require_steps
 from pretrain.checkpoint.manifest import verify, write_manifest
 from pretrain.run.saved import find_checkpoint
 from pretrain.utils.files import file_entry
@@ -90,11 +90,11 @@ def test_links_that_lead_to_themselves_are_one_line(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     checkpoints.symlink_to("checkpoints")
     with pytest.raises(UserError, match=r"^run: "):
-        existing_steps(tmp_path)
+        require_steps(tmp_path)
     checkpoints.unlink()
     checkpoints.mkdir()
     (checkpoints / "step_000002").symlink_to("step_000002")
     said = []
-    assert existing_steps(tmp_path) == [2]
+    assert require_steps(tmp_path) == [2]
     assert newest_valid(tmp_path, [2], passed_over=lambda folder, problem: said.append(problem)) is None
     assert len(said) == 1 and "Too many levels of symbolic links" in said[0]

@@ -11,7 +11,7 @@ from pretrain.classification.corpus import Task, prepare_labelled
 from pretrain.classification.examples import Examples, LabelledSequences, held_out_examples
 from pretrain.classification.sources import Example, builtin_examples, class_names, read_examples
 from pretrain.data.corpus import Corpus
-from pretrain.data.sources.files import BuiltinCorpus
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
 
 # As in GLUE's SST-2: a header, no quoting, a space at the end of the sentence.
 SST2 = "sentence\tlabel\nhide new secretions \t0\n\"it 's a charming \t1\nlend some \t1\n"

@@ -92,7 +92,7 @@ def print_config():
     """main.py with --print_config and other arguments, without what it does to a process that runs it."""
     with mock.patch.object(sys, "path", [*sys.path]), mock.patch.dict(os.environ):
         from pretrain.main import main
-    listener = mock.Mock(at_once=contextlib.nullcontext)
+    listener = mock.Mock(raising=contextlib.nullcontext)
     return lambda arguments: main([*arguments, "--print_config"], listener, 0)
 
 

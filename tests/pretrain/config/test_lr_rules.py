@@ -124,8 +124,8 @@ def test_depth_decay_makes_a_group_a_layer():
     slow = [group for group in groups if group.rule]
     assert [group.name for group in slow] == [f"slow/layer_{layer}/decay" for layer in (1, 2, 3)]
     rates = GroupRates(groups, run)
-    base = rates.at("base/decay", 50)[0]
-    assert [rates.at(group.name, 50)[0] / base for group in slow] == pytest.approx([0.25, 0.125, 0.0625])
+    base = rates.compute("base/decay", 50)[0]
+    assert [rates.compute(group.name, 50)[0] / base for group in slow] == pytest.approx([0.25, 0.125, 0.0625])
 
 
 def test_factor_by_hand():
@@ -134,18 +134,18 @@ def test_factor_by_hand():
     assert [schedule.factor(step) for step in range(100)] == by_hand
     # 4 % and 1 % of 11,000 steps
     paper = RuleSchedule(parse_rules(["upper_qk"])[0], 11_000)
-    assert (paper.hold, paper.ramp, paper.released_at()) == (440, 110, 440)
+    assert (paper.hold, paper.ramp, paper.release_step()) == (440, 110, 440)
     assert paper.factor(439) == 0.25 and paper.factor(549) == 1.0
     assert paper.factor(440) == pytest.approx(0.25 + 0.75 / 110)
     forever = RuleSchedule(parse_rules([rule(hold=None, ramp=None)])[0], 100)
-    assert {forever.factor(step) for step in range(100)} == {0.25} and forever.released_at() is None
+    assert {forever.factor(step) for step in range(100)} == {0.25} and forever.release_step() is None
 
 
 def test_released_by_maturity():
     schedule = RuleSchedule(parse_rules([rule(release="maturity", hold=4, latest=12, ramp=2)])[0], 100)
-    assert schedule.released_at() is None
-    assert (schedule.released_at(1), schedule.released_at(7), schedule.released_at(50)) == (4, 7, 12)
-    assert [schedule.factor(step, decided=7) for step in range(5, 11)] == [0.25, 0.25, 0.625, 1, 1, 1]
+    assert schedule.release_step() is None
+    assert (schedule.release_step(1), schedule.release_step(7), schedule.release_step(50)) == (4, 7, 12)
+    assert [schedule.factor(step, released=7) for step in range(5, 11)] == [0.25, 0.25, 0.625, 1, 1, 1]
     # Undecided it is forced at the latest step.
     assert [schedule.factor(step) for step in range(10, 15)] == [0.25, 0.25, 0.625, 1, 1]
     assert NAMED_RULES["upper_qk_maturity"]["latest"] == 0.12
@@ -165,7 +165,7 @@ def test_weight_decay_follows_the_rate_or_not():
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
-        base = rates.at("base/decay", 4)[0]
+        base = rates.compute("base/decay", 4)[0]
         for name, factor in (
             ("layers.3.attention.q.weight", 0.25 if follows else 1),
             ("layers.0.ffn.up.weight", 1),
@@ -231,7 +231,7 @@ def test_from_a_recipe_and_back(tmp_path):
 
 
 def test_the_plot_and_its_table(tmp_path):
-    from pretrain.optim.lr_plot import plot_learning_rates
+    from pretrain.plots.learning_rates import plot_learning_rates
 
     run = run_with(rule(), rule(name="late", parameters=["v"], release="maturity", hold=None), steps=100)
     lines = plot_learning_rates(run, tmp_path / "new" / "lr.png")

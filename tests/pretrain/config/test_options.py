@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from model.declared import Count, Positive, declared
+from model.declared import NonNegativeInt, PositiveInt, declared
 from pretrain.config.options import parse_options
 from tests.helpers.refusals import refused
 
@@ -18,9 +18,9 @@ class Options:
     model: str
     """a folder, 100 % of it,
     in two lines"""
-    limit: Positive | None = None
+    limit: PositiveInt | None = None
     """at most this many"""
-    seed: Count = 7
+    seed: NonNegativeInt = 7
     """same seed, same text"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     share: float = 0.5

@@ -84,8 +84,10 @@ def test_modern_recipes_are_the_small_one_at_another_width(size, width):
     assert [getattr(run, name) for name in kept] == [getattr(paper, name) for name in kept]
     rates = GroupRates(run_groups(run, run.build_model_config()), run)
     step = run.steps // 2
-    assert rates.at("base/muon", step)[0] == pytest.approx(small.muon.learning_rate / (width / 128) ** 0.5)
-    assert rates.at("base/no_decay", step)[0] == small.optimizer.learning_rate
+    assert rates.compute("base/muon", step)[0] == pytest.approx(
+        small.muon.learning_rate / (width / 128) ** 0.5
+    )
+    assert rates.compute("base/no_decay", step)[0] == small.optimizer.learning_rate
 
 
 def test_head_progression_recipe():

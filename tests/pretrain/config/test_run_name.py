@@ -8,7 +8,7 @@ import pytest
 
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
-from pretrain.config.run_config import RunConfig, group_and_seed
+from pretrain.config.run_config import RunConfig, split_run_name
 
 SLOW = "{name: slow, parameters: [v], scale: 0.5}"
 
@@ -23,7 +23,7 @@ def test_arms_of_a_comparison_have_folders_of_their_own() -> None:
     names = [name(*arm, "--seed", seed) for arm, seed in itertools.product(arms, ("1", "2"))]
     assert names[:4] == [f"270m-gpt2-270m{arm}-s{seed}" for arm in ("", "-upper_qk") for seed in (1, 2)]
     assert len({*names}) == len(names)
-    assert len({group_and_seed(each)[0] for each in names}) == len(arms), "seeds of an arm are one group"
+    assert len({split_run_name(each)[0] for each in names}) == len(arms), "seeds of an arm are one group"
 
 
 def test_a_name_that_is_given_stands() -> None:

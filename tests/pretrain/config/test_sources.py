@@ -16,14 +16,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.declared import from_plain
+from model.declared import from_dict
 from model.errors import UserError
 from model.heads import format_heads
 from pretrain import recipe
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sections import OptimizerConfig
-from pretrain.config.sources import SECTIONS, differing_settings, flatten, load_run_config, make_run
+from pretrain.config.sources import SECTIONS, diff_settings, flatten, load_run_config, make_run
 from pretrain.study.study_file import parse_study
 from tests.helpers.fuzzing import fixed
 from tests.helpers.refusals import refused
@@ -191,10 +191,12 @@ def every_spelling_at_every_door_gives_the_same_run(rng):
                 f"seeds: 1\nrecipe: {file}\nbaseline: a\nsettings: {as_yaml(spell(lower, rng)[0])}\n"
                 f"variants: {{a: {as_yaml(spell(upper, rng)[0])}}}\n"
             )
-            runs["study"] = make_run(parse_study(text, "s", Path(name), check_runs=False).runs[0].of.settings)
+            runs["study"] = make_run(
+                parse_study(text, "s", Path(name), check_runs=False).runs[0].definition.settings
+            )
     for door, run in runs.items():
         assert {name: value_of(run, name) for name in chosen} == expected(chosen), (door, chosen)
-        assert run == runs["flags"] and differing_settings(run, runs["flags"]) == {}, door
+        assert run == runs["flags"] and diff_settings(run, runs["flags"]) == {}, door
 
 
 def test_every_spelling_at_every_door_gives_the_same_run():
@@ -330,10 +332,10 @@ def test_settings_that_differ_are_named_after_a_round_trip(tmp_path):
         architecture={"rope_scaling": None, "local_window": (None, 8, None, 8)},
         lr_rules=["upper_qk"],
     )
-    saved = from_plain(RunConfig, json.loads(json.dumps(run.to_dict())))
-    assert saved == run and differing_settings(saved, run) == {}
+    saved = from_dict(RunConfig, json.loads(json.dumps(run.to_dict())))
+    assert saved == run and diff_settings(saved, run) == {}
     other = recipe("micro", steps=7, optimizer={"eps": 1e-9})
-    assert {"steps": (run.steps, 7), "optimizer.eps": (1e-8, 1e-9)}.items() <= differing_settings(
+    assert {"steps": (run.steps, 7), "optimizer.eps": (1e-8, 1e-9)}.items() <= diff_settings(
         run, other
     ).items()
 

@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 
 from model.errors import UserError
-from pretrain.data.making.make import make_corpus
 from pretrain.data.tokenizer import SentencePieceTokenizer, load_tokenizer
+from pretrain.prepare.make import make_corpus
 from tests.helpers.corpora import TEXTS, byte_level
 from tests.helpers.refusals import refused as refused_in_one_line
 from tests.helpers.small_corpus import small_source

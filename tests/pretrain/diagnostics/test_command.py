@@ -9,8 +9,8 @@ import pytest
 from model.errors import UserError
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.diagnostics.command import main
-from pretrain.diagnostics.comparison import at_the_end, bands, by_group, check_depth, difference, upper_half
-from pretrain.diagnostics.measure import RunFigures, group_and_seed, measure_run
+from pretrain.diagnostics.comparison import bands, by_group, check_depth, difference, take_last, upper_half
+from pretrain.diagnostics.measure import RunFigures, measure_run, split_run_name
 from pretrain.metrics.file import read_metrics
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import nano_run, session
@@ -102,18 +102,18 @@ def test_bad_input_is_one_clear_line(runs, capsys, arguments, message):
 
 def figures(name, values, layers=2):
     row = {"step": 1} | {f"diagnostics/attention_distance/layer_{i}": value for i, value in enumerate(values)}
-    return RunFigures(name, *group_and_seed(name), [row], row, layers)
+    return RunFigures(name, *split_run_name(name), [row], row, layers)
 
 
 def test_differences_are_paired_by_seed():
     control = [figures("a-s1", [1.0, 2.0]), figures("a-s2", [2.0, 4.0]), figures("a-s3", [9.0, 9.0])]
     other = [figures("b-s2", [2.5, 4.0]), figures("b-s1", [1.25, 1.0])]
-    ours, theirs = (at_the_end(runs, "attention_distance") for runs in (other, control))
+    ours, theirs = (take_last(runs, "attention_distance") for runs in (other, control))
     found = bands(difference(ours, theirs))
     # Layer 0: 0.5 and 0.25. Layer 1: 0 and -1. Sample deviations: 0.25 / sqrt 2 and 1 / sqrt 2.
     assert found["mean"].to_dict() == {0: 0.375, 1: -0.5}
     assert found["sd"].to_dict() == pytest.approx({0: 0.25 / 2**0.5, 1: 1 / 2**0.5})
-    unseeded = difference(at_the_end([figures("c", [4.0, 5.0])], "attention_distance"), theirs)
+    unseeded = difference(take_last([figures("c", [4.0, 5.0])], "attention_distance"), theirs)
     assert unseeded.values.tolist() == [[3.0, 3.0]], "in their order"
     assert list(by_group([*control, *other])) == ["a", "b"]
     with pytest.raises(UserError, match="needs models of one depth"):
@@ -121,18 +121,16 @@ def test_differences_are_paired_by_seed():
 
 
 def test_bands_are_where_all_seeds_have_a_value():
-    found = bands(
-        at_the_end([figures("a-s1", [1.0, 2.0, 4.0]), figures("a-s2", [3.0])], "attention_distance")
-    )
+    found = bands(take_last([figures("a-s1", [1.0, 2.0, 4.0]), figures("a-s2", [3.0])], "attention_distance"))
     assert found["mean"].to_dict() == {0: 2.0} and found["sd"].to_dict() == pytest.approx({0: 2**0.5})
-    assert bands(at_the_end([figures("a", [3.0])], "attention_distance"))["sd"].isna().all()
+    assert bands(take_last([figures("a", [3.0])], "attention_distance"))["sd"].isna().all()
     upper = upper_half([figures("a", [9.0, 9.0, 1.0, 2.0, 6.0], layers=5)], "attention_distance")
     assert upper.values.tolist() == [[4.0]], "layers 3 and 4 of 0 to 4"
 
 
 def test_names():
-    assert group_and_seed("tiny-prism-tiny-s12") == ("tiny-prism-tiny", "12")
-    assert group_and_seed("my_run") == ("my_run", "") and group_and_seed("s3") == ("s3", "")
+    assert split_run_name("tiny-prism-tiny-s12") == ("tiny-prism-tiny", "12")
+    assert split_run_name("my_run") == ("my_run", "") and split_run_name("s3") == ("s3", "")
 
 
 @pytest.mark.slow

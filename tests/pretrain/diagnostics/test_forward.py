@@ -10,7 +10,7 @@ import torch
 from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
-from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalised
+from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalize
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import Shape, build
 from tests.helpers.training import alone, nano_run
@@ -114,12 +114,12 @@ def test_equals_the_direct_computation(name, changes):
 def test_what_a_norm_above_does_not_see_is_no_drift():
     config = preset("gpt2-nano")
     features = torch.randn(2, 5, config.d_model, generator=torch.Generator().manual_seed(0))
-    before = normalised(features, config)
-    assert feature_drift(normalised(3 * features + 7, config), before) == pytest.approx(0, abs=1e-5)
-    assert feature_drift(normalised(-features, config), before) == pytest.approx(2, rel=1e-5)
+    before = normalize(features, config)
+    assert feature_drift(normalize(3 * features + 7, config), before) == pytest.approx(0, abs=1e-5)
+    assert feature_drift(normalize(-features, config), before) == pytest.approx(2, rel=1e-5)
     assert feature_drift(torch.roll(before, 1, dims=-1), before) == pytest.approx(2**0.5, rel=0.2)
     llama = preset("prism-nano")
-    assert feature_drift(normalised(features + 7, llama), normalised(features, llama)) > 0.5
+    assert feature_drift(normalize(features + 7, llama), normalize(features, llama)) > 0.5
 
 
 def test_lower_half():

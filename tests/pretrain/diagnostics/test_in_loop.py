@@ -14,7 +14,7 @@ from model.parameters import parameter_roles
 from model.transformer import Transformer
 from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
-from pretrain.diagnostics.in_loop import slowing_rule
+from pretrain.diagnostics.in_loop import find_slowing_rule
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm
 from pretrain.optim.groups import GroupRates, run_groups
 from tests.helpers.distributed import run_distributed
@@ -197,4 +197,4 @@ def test_update_by_hand():
 )
 def test_the_release_is_that_of_the_rule_which_slows_q_and_k(rules, expected):
     run = RunConfig(model="uniform-tiny", lr_rules=rules, steps=1000)
-    assert slowing_rule(GroupRates(run_groups(run, run.build_model_config()), run)) == expected
+    assert find_slowing_rule(GroupRates(run_groups(run, run.build_model_config()), run)) == expected

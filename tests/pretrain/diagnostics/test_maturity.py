@@ -1,4 +1,4 @@
-"""Release by maturity: the decision by hand, and in runs that are stopped, continued and reshaped."""
+"""Release by maturity: the decision by hand, and in runs that are stopped, continued and resharded."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from model.errors import UserError
 from pretrain.checkpoint.state import read_state
 from pretrain.config.sections import MaturityConfig
-from pretrain.diagnostics.maturity import settled
+from pretrain.diagnostics.maturity import has_settled
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import newest
 from tests.helpers.training import broken_off, curve, interrupted, nano_run, session
@@ -31,16 +31,16 @@ SOON = "--maturity.settled 1.0 --maturity.patience 1"
     ],
 )
 def test_settled_by_hand(drifts, expected):
-    assert settled(drifts, CONFIG) is expected
+    assert has_settled(drifts, CONFIG) is expected
 
 
 def test_patience_and_share():
-    assert settled([1.0, 0.5], MaturityConfig(patience=1))
-    assert not settled([1.0, 0.5, 0.5], MaturityConfig(patience=3))
-    assert not settled([1.0, 0.5, 0.5], MaturityConfig(settled=0.4))
+    assert has_settled([1.0, 0.5], MaturityConfig(patience=1))
+    assert not has_settled([1.0, 0.5, 0.5], MaturityConfig(patience=3))
+    assert not has_settled([1.0, 0.5, 0.5], MaturityConfig(settled=0.4))
     # A drift is compared with one before it.
-    assert not settled([1.0], MaturityConfig(settled=1.0, patience=1))
-    assert settled([1.0, 1.0], MaturityConfig(settled=1.0, patience=1))
+    assert not has_settled([1.0], MaturityConfig(settled=1.0, patience=1))
+    assert has_settled([1.0, 1.0], MaturityConfig(settled=1.0, patience=1))
 
 
 def maturity_run(small_folder, folder, name, more="", **changes):
@@ -77,7 +77,9 @@ def test_fires_when_settled_and_not_before_the_hold(small_folder, tmp_path):
     state = read_state(newest(run.folder))
     probes = state.record("maturity")["probes"]
     fired = next(
-        step for i, (step, _) in enumerate(probes) if settled([d for _, d in probes[: i + 1]], run.maturity)
+        step
+        for i, (step, _) in enumerate(probes)
+        if has_settled([d for _, d in probes[: i + 1]], run.maturity)
     )
     assert state.released == {"slow": fired} and fired < 10 and probes[-1][0] == fired
     assert rates(run) == pytest.approx([0.25] * fired + [0.625] + [1] * (15 - fired))

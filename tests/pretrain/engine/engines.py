@@ -14,8 +14,8 @@ from model.process_grid import ALONE
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import merge_ds_config
-from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.engine.patches import prepare_deepspeed
+from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.training import engine_of
 
 VOCABULARY = 300

@@ -61,7 +61,7 @@ def test_shipped_ds_configs_leave_buckets_to_the_model_and_the_planner_reads_the
     filled = {key: value for key, value in merged["zero_optimization"].items() if key in BUCKETS}
     assert set(filled.values()) == {auto_bucket(model, 2)} and "auto" not in json.dumps(merged)
     for each in (config, merged):
-        settings = EngineSettings.of(run, each, True, model)
+        settings = EngineSettings.from_run(run, each, True, model)
         assert settings.reduce_bucket == filled["reduce_bucket_size"]
         if settings.stage == 3:
             assert settings.prefetch_bucket == filled["stage3_prefetch_bucket_size"]
@@ -73,7 +73,7 @@ def test_numbers_in_a_ds_config_stay():
     run, model = parse_command_line([]).run, preset("prism-124m")
     merged = merge_ds_config(config, run, BatchPlan(32, 4, 8, 1), True, model)
     assert [merged["zero_optimization"][key] for key in BUCKETS[:2]] == [2e6, 400]
-    assert EngineSettings.of(run, config, True, model).reduce_bucket == 2_000_000
+    assert EngineSettings.from_run(run, config, True, model).reduce_bucket == 2_000_000
 
 
 def reductions(stage, precision, bucket, steps=3, least=20_000, **changes):

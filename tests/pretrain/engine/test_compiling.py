@@ -10,7 +10,7 @@ from model.initialization import initialize
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
 from pretrain.engine import compiling
-from pretrain.engine.compiling import compile_network, missing_compiler
+from pretrain.engine.compiling import compile_network, find_missing_compiler
 from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import curve, nano_run, session
@@ -24,13 +24,13 @@ def test_a_compiler_is_missed(monkeypatch, tmp_path, device):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    assert (missing_compiler(device) or "").startswith("no compiler: none of ")
+    assert (find_missing_compiler(device) or "").startswith("no compiler: none of ")
 
 
 def test_python_headers_are_missed(monkeypatch, tmp_path):
     monkeypatch.setattr(compiling.shutil, "which", lambda name: name)
     monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert "python3-dev" in (missing_compiler(CPU) or "")
+    assert "python3-dev" in (find_missing_compiler(CPU) or "")
 
 
 def graphs_after_steps(run: RunConfig) -> list[int]:
@@ -39,7 +39,7 @@ def graphs_after_steps(run: RunConfig) -> list[int]:
     original = Trainer._note
 
     def count(self, *figures):
-        counts.append(compiling.compiled_graphs())
+        counts.append(compiling.count_compiled_graphs())
         original(self, *figures)
 
     Trainer._note = count  # type: ignore[method-assign]

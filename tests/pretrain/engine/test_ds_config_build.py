@@ -13,9 +13,9 @@ import torch
 from hypothesis import event, given
 
 from model.errors import UserError
-from pretrain.engine.build import refusals_of_deepspeed
-from pretrain.engine.ds_config_check import check_ds_config, simplified
-from pretrain.engine.quiet import quiet_start
+from pretrain.engine.build import explain_refusals
+from pretrain.engine.deepspeed_logging import quiet_start
+from pretrain.engine.ds_config_check import check_ds_config, simplify
 from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed, seeded
 from tests.pretrain.engine.ds_configs import ROOT, accepted_ds_configs, merged, shipped
@@ -34,7 +34,7 @@ def build(config, folder):
         config["flops_profiler"]["output_file"] = f"{folder}/flops.txt"
     if check_ds_config(config):
         return "refused by the check"
-    config = simplified(config)
+    config = simplify(config)
     precision = "bf16" if config.get("bf16", {}).get("enabled") is True else "fp32"
     try:
         engine, model, plan = nano_engine(config, precision=precision)
@@ -90,7 +90,7 @@ def curve(name, changes, steps=2):
     """Losses and gradient norms of a few steps on this rank's share of the same batches."""
     config = merged(shipped(name), changes)
     assert not check_ds_config(config)
-    engine, model, plan = nano_engine(simplified(config), precision="bf16" if name == "zero1" else "fp32")
+    engine, model, plan = nano_engine(simplify(config), precision="bf16" if name == "zero1" else "fp32")
     numbers = []
     for micro_batches in batches(model, plan, steps):
         for inputs, labels in micro_batches:
@@ -147,7 +147,7 @@ REFUSALS = [
 @pytest.mark.parametrize(("error", "said"), REFUSALS)
 def test_what_deepspeed_refuses_is_one_line(error, said):
     refused = pytest.raises(UserError, match="ds_config: DeepSpeed refuses it: ")
-    with refused as caught, refusals_of_deepspeed():
+    with refused as caught, explain_refusals():
         raise error
     assert said in str(caught.value) and str(caught.value).isprintable()
     assert caught.value.__cause__ is error
@@ -158,14 +158,14 @@ OTHERS = [torch.OutOfMemoryError("no memory"), torch.AcceleratorError("an assert
 
 @pytest.mark.parametrize("error", OTHERS)
 def test_what_says_nothing_about_the_configuration_passes(error):
-    with pytest.raises(type(error)) as caught, refusals_of_deepspeed():
+    with pytest.raises(type(error)) as caught, explain_refusals():
         raise error
     assert caught.value is error
 
 
 def test_errors_of_collectives_pass_whatever_their_words():
     """They say that a rank is gone, not that the configuration is wrong."""
-    with pytest.raises(ValueError, match="process group") as caught, refusals_of_deepspeed():
+    with pytest.raises(ValueError, match="process group") as caught, explain_refusals():
         torch.distributed.barrier()  # no group here
     assert not isinstance(caught.value, UserError)
 
@@ -183,7 +183,7 @@ def test_deepspeeds_own_lines_stay_out_of_the_log():
 
 def test_warnings_are_heard_while_an_engine_starts():
     code = (
-        "from pretrain.engine.quiet import quiet_deepspeed, quiet_start\n"
+        "from pretrain.engine.deepspeed_logging import quiet_deepspeed, quiet_start\n"
         "quiet_deepspeed()\n"
         "from deepspeed.utils import logger\n"
         "with quiet_start():\n"

@@ -18,10 +18,10 @@ from pretrain.engine.ds_config_check import (
     NOT_SUPPORTED,
     check_ds_config,
     read_ds_config,
-    simplified,
+    simplify,
     supported_keys,
 )
-from pretrain.engine.memory.micro_batch import plan_batch
+from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.fuzzing import fixed
 from tests.pretrain.engine import ds_configs as made
 from tests.pretrain.engine.ds_configs import HUGGING_FACE, ROOT, SHIPPED, merged, shipped
@@ -102,7 +102,7 @@ def test_what_is_refused_says_what_to_write_and_is_left_out_while_it_is_off(tmp_
     left = merged(shipped("zero3"), at(block, {}) if block else {})
     for value in (False, None, 0, "auto", {"enabled": False, "x": 1}):
         off = merged(shipped("zero3"), at(path, value))
-        assert refusal(tmp_path, off) == "" and simplified(off) == left, value
+        assert refusal(tmp_path, off) == "" and simplify(off) == left, value
 
 
 FILES = {
@@ -144,7 +144,7 @@ OFF = [
 def test_auto_and_off_leave_nothing_behind(changes):
     config = merged(shipped(), changes)
     assert not check_ds_config(config)
-    assert simplified(config) == shipped()
+    assert simplify(config) == shipped()
 
 
 def test_hugging_faces_own_example_needs_two_blocks_less():
@@ -152,7 +152,7 @@ def test_hugging_faces_own_example_needs_two_blocks_less():
     rest = {key: value for key, value in HUGGING_FACE.items() if key not in ("optimizer", "scheduler")}
     assert not check_ds_config(rest)
     run, model, _ = default_run()
-    settings_ = EngineSettings.of(run, simplified(rest), True, model)
+    settings_ = EngineSettings.from_run(run, simplify(rest), True, model)
     assert settings_.offload_optimizer and settings_.offload_parameters
     # The run fills these in; its model is small, and gets the smallest.
     assert 5_000_000 <= settings_.reduce_bucket == settings_.prefetch_bucket < 5_500_000
@@ -174,7 +174,7 @@ def test_the_documentations_table(tmp_path, block, happens, instead):
     else:
         assert happens.startswith(("works", "off")) and not text and not instead, text
         if happens.startswith("off"):
-            assert simplified(config) == shipped("zero3")
+            assert simplify(config) == shipped("zero3")
 
 
 def test_deepspeed_knows_every_key_that_is_supported():
@@ -223,8 +223,8 @@ def test_fuzzed(tmp_path):
         except UserError as error:
             assert str(error).isprintable(), error
         else:
-            assert simplified(taken) == taken and not check_ds_config(taken)
-            EngineSettings.of(run, taken, bool(bf16_by(run, taken)), model)
+            assert simplify(taken) == taken and not check_ds_config(taken)
+            EngineSettings.from_run(run, taken, bool(bf16_by(run, taken)), model)
             with contextlib.suppress(UserError):
                 merge_ds_config(taken, run, plan, False, model)
 

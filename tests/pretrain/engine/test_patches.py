@@ -11,7 +11,7 @@ from deepspeed.accelerator import cuda_accelerator
 from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 
-from pretrain.engine.patches import guarded_updates, prepare_deepspeed
+from pretrain.engine.patches import guard_updates, prepare_deepspeed
 from pretrain.optim.spikes import LEAST, SpikeGuard
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
@@ -43,9 +43,9 @@ def calm(sigmas):
 @pytest.mark.parametrize("module", OPTIMIZERS, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_a_spike_takes_the_way_of_an_invalid_norm(module):
     original = module.is_invalid_grad_norm
-    with guarded_updates(calm(6)):
+    with guard_updates(calm(6)):
         assert module.is_invalid_grad_norm(torch.tensor(100.0))
-    with guarded_updates(calm(6)):
+    with guard_updates(calm(6)):
         assert not module.is_invalid_grad_norm(torch.tensor(1.0))
         assert module.is_invalid_grad_norm(torch.tensor(float("nan")))
     assert module.is_invalid_grad_norm is original
@@ -53,14 +53,14 @@ def test_a_spike_takes_the_way_of_an_invalid_norm(module):
 
 def test_it_is_put_back_after_an_error():
     originals = [module.is_invalid_grad_norm for module in OPTIMIZERS]
-    with pytest.raises(KeyError), guarded_updates(calm(6)):
+    with pytest.raises(KeyError), guard_updates(calm(6)):
         raise KeyError
     assert [module.is_invalid_grad_norm for module in OPTIMIZERS] == originals
 
 
 def test_a_guard_that_never_skips_is_not_asked():
     originals = [module.is_invalid_grad_norm for module in OPTIMIZERS]
-    with guarded_updates(calm(0)):
+    with guard_updates(calm(0)):
         assert [module.is_invalid_grad_norm for module in OPTIMIZERS] == originals
 
 

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from pretrain.assembly.preflight import check_start
 
 from model.errors import UserError
+from pretrain.assembly.preflight import check_start
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sections import EvaluationConfig
 from pretrain.evaluation import checks
@@ -18,7 +18,7 @@ pytest.importorskip("lm_eval")
 def test_names_that_are_checked_first_contain_lm_evals():
     import lm_eval.tasks
 
-    names = checks._names_in(checks._task_files(str(Path(lm_eval.tasks.__file__).parent)))
+    names = checks._find_names(checks._task_files(str(Path(lm_eval.tasks.__file__).parent)))
     known = set(lm_eval.tasks.TaskManager().all_tasks)
     assert len(known) > 10_000
     assert known <= names and len(names) < 1.1 * len(known)

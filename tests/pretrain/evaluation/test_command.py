@@ -67,12 +67,12 @@ def test_scores_equal_lm_evals_own_hugging_face_model(folders, data_dir, tmp_pat
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
-    from pretrain.evaluation.data_sets import data_sets_in
+    from pretrain.evaluation.data_sets import use_data_sets
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     tokenizer = AutoTokenizer.from_pretrained(folders["llama"])
     theirs = HFLM(pretrained=load_exported(folders["llama"]), tokenizer=tokenizer, batch_size=4)
-    with data_sets_in(data_dir):
+    with use_data_sets(data_dir):
         results = lm_eval.simple_evaluate(
             model=theirs, tasks=["piqa", "arc_easy", "wikitext"], bootstrap_iters=0, log_samples=False
         )["results"]

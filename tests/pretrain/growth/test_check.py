@@ -9,7 +9,7 @@ from model.initialization import initialize
 from model.transformer import Transformer
 from pretrain.config.growth import GrowthConfig
 from pretrain.growth.check import Check, LayerMeasure
-from pretrain.growth.edit import candidate, changed_model
+from pretrain.growth.edit import apply_changes, candidate
 from pretrain.growth.record import Change, GrowthState
 from pretrain.growth.spectrum import extremes
 
@@ -151,7 +151,7 @@ def test_a_new_head_has_the_spread_of_step_0(changes, captured):
 
 def test_changes_are_made_one_after_the_other():
     changes = [Change(0, 2, "grow"), Change(0, 3, "grow"), Change(2, 1, "prune")]
-    assert changed_model(MODEL, changes).heads == (4, 2, 1)
+    assert apply_changes(MODEL, changes).heads == (4, 2, 1)
     for bad in (Change(0, 3, "grow"), Change(0, 2, "prune"), Change(5, 0, "grow")):
         with pytest.raises(UserError, match=r"growth\.pending"):
-            changed_model(MODEL, [bad])
+            apply_changes(MODEL, [bad])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from model.declared import from_plain
+from model.declared import from_dict
 from model.errors import UserError
 from model.presets import preset
 from pretrain.checkpoint.state import Record, TrainingState
@@ -31,7 +31,7 @@ def grown(layer, gammas, start=2):
 
 def record(events, thresholds):
     layers = [{"below": [], "thresholds": pair} for pair in thresholds]
-    return from_plain(GrowthState, {"start": 2, "layers": layers, "events": events})
+    return from_dict(GrowthState, {"start": 2, "layers": layers, "events": events})
 
 
 def test_an_exponential_decay_is_predicted_exactly():
@@ -73,8 +73,8 @@ def test_changes_that_are_not_made_yet_are_not_counted():
     """Of a checkpoint written for an event: its model has the heads from before."""
     events = grown(0, [8, 4, 2])
     pending = [{"layer": 0, "head": 4, "kind": "grow"}]
-    found = from_plain(GrowthState, {"start": 2, "events": events, "pending": pending})
-    assert [event.heads for event in found.made()] == [3, 4]
+    found = from_dict(GrowthState, {"start": 2, "events": events, "pending": pending})
+    assert [event.heads for event in found.list_made()] == [3, 4]
 
 
 def test_nothing_is_filled_in():
@@ -92,11 +92,11 @@ def test_nothing_is_filled_in():
 
 
 def test_a_record_is_read():
-    assert GrowthState.of(TrainingState()) is None
+    assert GrowthState.from_state(TrainingState()) is None
     found = record(grown(1, [4]), [None, [1, 2]])
     assert [layer.thresholds for layer in found.layers] == [None, (1.0, 2.0)]
     assert found.events == [Event(10, 1, 2, "grow", 3, 4.0, 1.0)]
-    assert from_plain(GrowthState, found.to_json()) == found
+    assert from_dict(GrowthState, found.to_json()) == found
 
 
 @pytest.mark.parametrize(

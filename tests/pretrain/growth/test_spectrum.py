@@ -9,7 +9,14 @@ import torch
 from pretrain.config.growth import GrowthConfig
 from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.record import GrowthState
-from pretrain.growth.spectrum import extended, extremes, head_energies, projected, residual, skew_product
+from pretrain.growth.spectrum import (
+    extend_basis,
+    extremes,
+    head_energies,
+    project_out,
+    residual,
+    skew_product,
+)
 
 
 def moment(d, seed):
@@ -118,15 +125,17 @@ def test_the_projector_stays_exact_over_200_growths():
         direction = torch.randn(d, generator=generator) * 1e-2
         if len(captured):
             direction = direction + captured[-1]
-        captured = extended(captured, direction)
+        captured = extend_basis(captured, direction)
     gram = (captured.double() @ captured.double().T - torch.eye(200)).abs().max()
     assert gram < 1e-6
     matrix = moment(d, 4)
-    once = projected(matrix, captured)
+    once = project_out(matrix, captured)
     assert (once @ captured.T).abs().max() < 1e-4 * matrix.abs().max()
-    torch.testing.assert_close(projected(once, captured), once, atol=1e-4 * matrix.abs().max().item(), rtol=0)
+    torch.testing.assert_close(
+        project_out(once, captured), once, atol=1e-4 * matrix.abs().max().item(), rtol=0
+    )
     with pytest.raises(ValueError, match="captured already"):
-        extended(captured, captured[7])
+        extend_basis(captured, captured[7])
 
 
 def test_head_energies_are_the_norms_of_their_matrices():
@@ -145,7 +154,7 @@ def grown_heads(config, energy, most, start=1):
     changes."""
     state, captured, heads = GrowthState.begin([start]), [torch.zeros(0, len(energy))], [start]
     for step in range(50):
-        left = projected(energy, captured[0])
+        left = project_out(energy, captured[0])
         measure = LayerMeasure(left, torch.linalg.matrix_norm(left).item(), extremes(left), [9.0] * heads[0])
         Check(config, most, 1, heads, state, [measure], captured).decide(step, {})
     return heads[0], captured[0]

@@ -104,7 +104,7 @@ def test_what_is_no_configuration_is_refused(exported, text):
 def test_what_is_read_is_what_transformers_reads(name, tmp_path):
     """The configuration made from ours is the one that transformers makes of the file."""
     classes = {"native": HeadScheduleConfig, "llama": LlamaConfig, "qwen3": Qwen3Config, "gpt2": GPT2Config}
-    for chosen in ["native", *(kind for kind, of in FORMATS.items() if of == name)]:
+    for chosen in ["native", *(kind for kind, family in FORMATS.items() if family == name)]:
         folder = write_folder(network(name), tmp_path / chosen, chosen)
         described = read_model(folder)
         assert (described.model, described.format, described.notes) == (CONFIGS[name], chosen, [])

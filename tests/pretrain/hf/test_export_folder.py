@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from model.errors import UserError
-from pretrain.hf.export_folder import parameters_of, write_weights
+from pretrain.hf.export_folder import list_parameters, write_weights
 from pretrain.hf.formats import folder_weights
 from tests.helpers.networks import network
 
@@ -13,7 +13,7 @@ from tests.helpers.networks import network
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_are_written_to_the_bit(dtype, tmp_path):
     ours = network("prism")
-    weights = folder_weights(ours.config, "native", parameters_of(ours))
+    weights = folder_weights(ours.config, "native", list_parameters(ours))
     expected = {name: weight.to(dtype) for name, weight in weights.items()}
     write_weights(tmp_path, weights, dtype)
     read = load_file(tmp_path / "model.safetensors")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from model.sampling import cached, sample
+from model.sampling import make_cached_predictor, sample
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
@@ -58,7 +58,9 @@ def test_greedy_generation_with_cache_without_and_ours_agree(name, folders):
     options = {**GREEDY, "max_new_tokens": 40}
     with_cache = theirs.generate(ids, **options)
     without = theirs.generate(ids, use_cache=False, **options)
-    ours = list(sample(cached(network(name)), ids[0].tolist(), 40, temperature=0, top_p=1, seed=0))
+    ours = list(
+        sample(make_cached_predictor(network(name)), ids[0].tolist(), 40, temperature=0, top_p=1, seed=0)
+    )
     assert with_cache[0, 7:].tolist() == without[0, 7:].tolist() == ours
 
 

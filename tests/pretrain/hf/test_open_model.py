@@ -5,9 +5,9 @@ from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.state import TrainingState
 from pretrain.checkpoint.weights_only import write_weights
-from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.hf.open_model import open_model
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 

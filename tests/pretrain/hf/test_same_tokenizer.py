@@ -13,10 +13,8 @@ from model.presets import preset
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import Corpus
-from pretrain.data.making.make import make_corpus
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import TrainingSequences
-from pretrain.data.sources.files import PlainFiles
 from pretrain.data.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
@@ -24,6 +22,8 @@ from pretrain.data.tokenizer import (
     tokenizer_hash,
 )
 from pretrain.hf.tokenizer_files import write_tokenizer
+from pretrain.prepare.make import make_corpus
+from pretrain.prepare.sources.plain_files import PlainFiles
 from pretrain.run.resume import check_resume
 from tests.helpers.corpora import TEXTS, byte_level
 

@@ -8,9 +8,9 @@ from transformers import AutoTokenizer
 
 from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
-from pretrain.data.sources.files import BuiltinCorpus
 from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
 from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
+from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from tests.pretrain.data.test_tokenizer_folders import sentencepiece_with_a_prefix
 
 SPACES = ["", " ", "  ", "   x", "a  b   c    d", "\n", "\n\n\n\n x\n", "\t\tdef f():\r\n", " " * 257]

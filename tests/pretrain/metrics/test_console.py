@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from pretrain.metrics.console import Console
-from pretrain.utils.text import human_seconds
+from pretrain.utils.format import human_seconds
 
 
 class Clock:

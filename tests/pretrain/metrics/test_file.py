@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.metrics.file import FILE_NAME, Columns, MetricsFile, _lines, encoded, last_step, read_metrics
+from pretrain.metrics.file import FILE_NAME, Columns, MetricsFile, _lines, encode, last_step, read_metrics
 from pretrain.plots.command import run_plots
 from tests.helpers.refusals import refused
 
@@ -113,11 +113,11 @@ def test_sessions_leave_one_row_a_step(tmp_path_factory, sessions, cut) -> None:
             file.append(step, row)
             expected.setdefault(step, {"step": step}).update(row)
             rows = [json.loads(line, parse_constant=str) for line in path.read_text().splitlines()]
-            assert rows == [encoded(row) for row in expected.values()]
+            assert rows == [encode(row) for row in expected.values()]
         file.close()
         with path.open("ab") as half:
             half.write(b'{"step": 99, "train_loss"'[:cut])
-    assert encoded(read_metrics(path)) == encoded([*expected.values()])
+    assert encode(read_metrics(path)) == encode([*expected.values()])
     columns = Columns(path)
     for name in FIGURES:
         steps, values = columns[name]

@@ -18,7 +18,7 @@ def passes(slow):
     world = start_world(1, False)
     clock = ForwardClock(world.device)
     for _ in range(3):
-        with clock.measured():
+        with clock.measure():
             time.sleep(0.1 if world.rank == slow else 0.02)
         time.sleep(0.05)  # what is between passes does not count
     return rank_figures(clock, world, {"tokens_per_second": 300.0})
@@ -34,6 +34,6 @@ def test_the_slowest_rank_is_named():
 def test_a_rank_alone_has_no_such_figures_and_a_reading_begins_anew():
     clock = ForwardClock(torch.device("cpu"))
     assert rank_figures(clock, alone(), {"tokens_per_second": 1.0}) == {} and math.isnan(clock.read())
-    with clock.measured():
+    with clock.measure():
         time.sleep(0.01)
     assert 0.01 <= clock.read() < 1 and math.isnan(clock.read())

@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from pretrain.assembly.preflight import check_start
 
-from pretrain.metrics.session import Metrics
+from pretrain.assembly.preflight import check_start
+from pretrain.metrics.metrics import Metrics
 from pretrain.metrics.tensorboard import FOLDER, TensorBoardLogger
 from tests.helpers.refusals import refused
 from tests.helpers.training import nano_run

@@ -15,8 +15,8 @@ from pretrain.config.sections import OptimizerConfig
 from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.memory.micro_batch import plan_batch
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
+from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.distributed import run_distributed
 
 
@@ -90,7 +90,7 @@ def test_rates_of_a_wide_model(flags, group, rate):
     peak, decay = run.optimizer.learning_rate, run.optimizer.weight_decay
     expected = {group: (peak * rate, decay / rate), "base/decay": (peak, decay), "base/no_decay": (peak, 0)}
     for name, (learning_rate, weight_decay) in expected.items():
-        assert rates.at(name, 0) == pytest.approx((learning_rate, weight_decay))
+        assert rates.compute(name, 0) == pytest.approx((learning_rate, weight_decay))
     assert set(rates.groups) == set(expected)
 
 

@@ -1,4 +1,4 @@
-"""Runs with Muon: settings and groups, resumed, reshaped, grown, and the way from AdamW and back."""
+"""Runs with Muon: settings and groups, resumed, resharded, grown, and the way from AdamW and back."""
 
 import dataclasses
 import json
@@ -12,9 +12,9 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.ds_config import EngineSettings, check_against_run
 from pretrain.engine.ds_config_check import read_ds_config
-from pretrain.engine.memory.footprint import rank_parameters
-from pretrain.engine.memory.plan import memory_plan, states
 from pretrain.optim.groups import GroupRates, run_groups
+from pretrain.plan.footprint import rank_parameters
+from pretrain.plan.memory import memory_plan, states
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import Shape, build, contents, differences, newest, shape_run
 from tests.helpers.training import broken_off, curve, fit, nano_run, session
@@ -44,13 +44,13 @@ def test_groups_and_their_rates():
     assert groups["base/no_decay"].parameters == ("token_embedding.weight",)
     assert set(groups["slow/muon"].parameters) == {f"layers.{n}.attention.q.weight" for n in range(4)}
     assert len(groups["base/muon"].parameters) == 4 * 6
-    written = {name: GroupRates(list(groups.values()), run).at(name, 0) for name in names}
+    written = {name: GroupRates(list(groups.values()), run).compute(name, 0) for name in names}
     ratio = written["base/no_decay"][0] / 1e-3
     assert written["base/muon"] == (pytest.approx(0.02 * ratio), 0.1)
     assert written["slow/muon"] == (pytest.approx(0.01 * ratio), 0.1)
     assert written["slow/decay"] == (pytest.approx(0.0005 * ratio), 0.1)
     same = dataclasses.replace(run, muon=dataclasses.replace(run.muon, learning_rate=None))
-    assert GroupRates(list(groups.values()), same).at("base/muon", 0)[0] == pytest.approx(1e-3 * ratio)
+    assert GroupRates(list(groups.values()), same).compute("base/muon", 0)[0] == pytest.approx(1e-3 * ratio)
 
 
 @pytest.mark.parametrize("flag", ["--muon.heads each", "--muon.momentum 0.9", "--muon.learning_rate 1e-3"])
@@ -145,7 +145,7 @@ def test_a_change_of_shape_keeps_every_bit(small_folder, tmp_path, first, second
     run = trained(small_folder, tmp_path, first, f"{ODD} --global_batch_tokens 768 --micro_batch 1")
     again = in_shape(run, second)
     notes = run_distributed(resaved, second.ranks, again, second, tmp_path / "again", timeout=300)[0]
-    assert any(note.startswith("reshaped") for note in notes)
+    assert any(note.startswith("resharded") for note in notes)
     before = contents(newest(run.folder))
     assert differences(before, contents(newest(tmp_path / "again"))) == []
     name = "layers.0.ffn.up.weight"

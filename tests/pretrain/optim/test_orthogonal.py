@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.config.sections import MuonConfig
-from pretrain.optim.orthogonal import matrix_update, orthogonalized, update_size
+from pretrain.optim.orthogonal import matrix_update, orthogonalize, update_size
 from tests.pretrain.optim.reference import newton_schulz
 
 SHAPES = [(64, 64), (48, 192), (192, 48), (1, 40), (40, 1), (128, 4096)]
@@ -28,7 +28,7 @@ def drawn(rows, cols, smallest=None):
 def test_the_iteration_is_that_of_fp64(shape, smallest, length):
     matrix = drawn(*shape, smallest) * length
     expected = newton_schulz(matrix)
-    difference = torch.linalg.matrix_norm(orthogonalized(matrix).double() - expected)
+    difference = torch.linalg.matrix_norm(orthogonalize(matrix).double() - expected)
     assert difference <= 1e-5 * torch.linalg.matrix_norm(expected)
 
 
@@ -36,7 +36,7 @@ def test_the_iteration_is_that_of_fp64(shape, smallest, length):
 def test_in_bf16_it_differs_by_a_few_percent(shape):
     matrix = drawn(*shape, 0.1)
     expected = newton_schulz(matrix)
-    difference = torch.linalg.matrix_norm(orthogonalized(matrix, torch.bfloat16).double() - expected)
+    difference = torch.linalg.matrix_norm(orthogonalize(matrix, torch.bfloat16).double() - expected)
     assert difference <= 0.02 * torch.linalg.matrix_norm(expected)
 
 
@@ -47,7 +47,7 @@ def test_singular_values_come_near_one(shape):
     matrix = drawn(*shape, 0.1).double()
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     assert values.min() > 5e-3 * torch.linalg.matrix_norm(matrix)
-    diagonal = left.mT @ orthogonalized(matrix.float()).double() @ right.mT
+    diagonal = left.mT @ orthogonalize(matrix.float()).double() @ right.mT
     assert diagonal.diagonal().min() > 0.68 and diagonal.diagonal().max() < 1.21
     assert (diagonal - torch.diag(diagonal.diagonal())).abs().max() < 1e-5
 
@@ -55,12 +55,12 @@ def test_singular_values_come_near_one(shape):
 def test_small_directions_stay_small():
     """Five steps multiply a small singular value by at most 3.4445^5 = 485."""
     matrix = torch.diag(torch.tensor([1.0, 1e-5]))
-    assert torch.linalg.svdvals(orthogonalized(matrix))[1] == pytest.approx(485e-5, rel=0.01)
+    assert torch.linalg.svdvals(orthogonalize(matrix))[1] == pytest.approx(485e-5, rel=0.01)
 
 
 def test_zero_stays_zero_and_matrices_of_a_batch_are_apart():
     batch = torch.stack([drawn(8, 24), torch.zeros(8, 24), drawn(8, 24) * 1e-6])
-    found = orthogonalized(batch)
+    found = orthogonalize(batch)
     assert not found[1].any()
     torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-6)
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from model.parallel_plan import plan as tensor_plan
 from model.presets import preset
 from pretrain.engine.ds_config import EngineSettings
+from pretrain.plan.tensor_parallel import plan_tensor_parallel as tensor_plan
 from pretrain.plan.traffic import traffic
 
 PRISM = preset("prism-757m")

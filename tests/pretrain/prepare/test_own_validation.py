@@ -10,9 +10,9 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import Preparation, make_corpus
 from pretrain.prepare import command
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.make import Preparation, make_corpus
 from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.with_validation import WithValidation
 from tests.helpers.corpora import contents, texts_of

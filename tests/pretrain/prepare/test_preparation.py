@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.making import parts
-from pretrain.data.making.assemble import Selection
-from pretrain.data.making.make import Preparation, make_corpus
-from pretrain.data.making.progress import Progress
 from pretrain.data.tokenizer import load_tokenizer
+from pretrain.prepare import parts
+from pretrain.prepare.assemble import Selection
+from pretrain.prepare.make import Preparation, make_corpus
+from pretrain.prepare.progress import Progress
 from pretrain.prepare.sources.files import TextFiles
 from pretrain.utils.files import remove_leftovers
 from tests.helpers.corpora import contents, texts_of
@@ -216,8 +216,8 @@ def test_a_killed_worker_is_one_line_and_the_work_goes_on(
                 if "resource_tracker" not in " ".join(child.cmdline()):
                     child.send_signal(signal.SIGKILL)
 
-    monkeypatch.setattr("pretrain.data.making.tokenizing.LOOK_SECONDS", 0)
-    monkeypatch.setattr("pretrain.data.making.progress.REPORT_SECONDS", 0)
+    monkeypatch.setattr("pretrain.prepare.tokenizing.LOOK_SECONDS", 0)
+    monkeypatch.setattr("pretrain.prepare.progress.REPORT_SECONDS", 0)
     with pytest.raises(UserError, match=r"processes: one of 2 was killed .* the same command"):
         run(texts, tmp_path / "out", tokenizer_folder, processes=2, report=kill_a_worker)
     assert contents(run(texts, tmp_path / "out", tokenizer_folder)) == expected
@@ -265,8 +265,8 @@ def test_the_last_share_makes_the_folder(texts, tokenizer_folder, tmp_path, expe
 
 
 def test_progress_has_figures_and_time_left(texts, tokenizer_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("pretrain.data.making.tokenizing.LOOK_SECONDS", 0)
-    monkeypatch.setattr("pretrain.data.making.progress.REPORT_SECONDS", 0)
+    monkeypatch.setattr("pretrain.prepare.tokenizing.LOOK_SECONDS", 0)
+    monkeypatch.setattr("pretrain.prepare.progress.REPORT_SECONDS", 0)
     lines: list[str] = []
     run(texts, tmp_path / "out", tokenizer_folder, report=lines.append)
     tokens = [
@@ -287,7 +287,7 @@ def test_the_rate_leaves_out_what_an_earlier_process_had_done():
         progress(5, megabytes * 10**6, 7, 100_000_000)
     assert lines[0] == "tokenizing: 5 documents, 40.0 of 100.0 MB, 7 tokens, 0.0 MB/s"
     assert lines[1] == "tokenizing: 5 documents, 60.0 of 100.0 MB, 7 tokens, 2.0 MB/s, 20s left"
-    assert progress.due() and not progress.due(), "every ten seconds"
+    assert progress.is_due() and not progress.is_due(), "every ten seconds"
 
 
 @settings(max_examples=20, deadline=None)

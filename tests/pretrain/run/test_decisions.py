@@ -125,8 +125,8 @@ def test_nothing_that_is_given_changes_and_the_result_is_plain() -> None:
     given = copy.deepcopy((run, before, config))
     made = decide(run, config, run.build_model_config(600), before, CPU)
     assert (run, before, config) == given
-    plain = json.loads(json.dumps(made.to_plain()))
+    plain = json.loads(json.dumps(made.to_dict()))
     assert " ".join(plain) == "model dtype threads compile fused attention batch ds_config"
     assert all(entry["reason"] for entry in plain.values())
     assert plain["ds_config"]["value"]["bf16"]["enabled"] is True
-    assert made.decided() == Decided(False, "none", "torch", 2)
+    assert made.to_record() == Decided(False, "none", "torch", 2)

@@ -24,7 +24,7 @@ class Notes(Hook):
     def __init__(self, session):
         NOTED.clear()
 
-    def due(self, step):
+    def is_due(self, step):
         return True
 
     def run(self, engine, state, figures):

@@ -61,7 +61,7 @@ def passes(asked):
     engine = torch.nn.Linear(2, 2)
     done = 0
     try:
-        with control.interruptible(engine, "validating"):
+        with control.allow_interruption(engine, "validating"):
             for _ in range(10):
                 engine(torch.zeros(2))
                 done += 1

@@ -36,7 +36,7 @@ def test_a_slice_and_a_name_that_only_begins_alike_have_no_known_peak(name: str)
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_cpu_peak_is_measured_once_and_says_so(dtype: torch.dtype) -> None:
-    hardware._measured_peak.cache_clear()
+    hardware._measure_peak.cache_clear()
     state = torch.get_rng_state()
     began = time.perf_counter()
     flops, source = peak_flops(CPU, dtype)

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from pretrain.runtime.launchers import gone, is_launcher
+from pretrain.runtime.launchers import find_ended, is_launcher
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_command_lines(command, is_one):
 def test_one_that_ends_is_gone():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         known = [psutil.Process(), psutil.Process(other.pid)]
-        assert gone(known) is None
+        assert find_ended(known) is None
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        assert gone(known) == other.pid, "a zombie"
+        assert find_ended(known) == other.pid, "a zombie"
         other.wait()
-        assert gone(known) == other.pid
+        assert find_ended(known) == other.pid

@@ -33,7 +33,7 @@ except Exception as error:
 """
 
 
-def of(kind, device="", host="n1", problem=""):
+def make_entry(kind, device="", host="n1", problem=""):
     return {"host": host, "kind": kind, "device": device, "problem": problem}
 
 
@@ -68,16 +68,22 @@ def test_more_ranks_than_gpus(monkeypatch):
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ([of("cpu"), of("cpu")], None),
-        ([of("cuda", "a"), of("cuda", "b"), of("cuda", "a", "n2")], None),
+        ([make_entry("cpu"), make_entry("cpu")], None),
+        ([make_entry("cuda", "a"), make_entry("cuda", "b"), make_entry("cuda", "a", "n2")], None),
         (
-            [of("cuda", "a"), of("cuda", "b"), of("cuda", "a")],
+            [make_entry("cuda", "a"), make_entry("cuda", "b"), make_entry("cuda", "a")],
             "device: ranks 0 and 2 on n1 have the same GPU",
         ),
-        ([of("cuda", "a"), of("cpu", host="n2")], "device: rank 1 on n2 finds no GPU, though others do"),
-        ([of("cpu"), of("cuda", "a")], "device: rank 0 on n1 finds no GPU"),
-        ([of("cuda", "a"), of("cpu", host="n2", problem="LOCAL_RANK: 5")], "rank 1 on n2: LOCAL_RANK: 5"),
-        ([of("cpu", problem="LOCAL_RANK: 5"), of("cuda", "a")], "LOCAL_RANK: 5"),
+        (
+            [make_entry("cuda", "a"), make_entry("cpu", host="n2")],
+            "device: rank 1 on n2 finds no GPU, though others do",
+        ),
+        ([make_entry("cpu"), make_entry("cuda", "a")], "device: rank 0 on n1 finds no GPU"),
+        (
+            [make_entry("cuda", "a"), make_entry("cpu", host="n2", problem="LOCAL_RANK: 5")],
+            "rank 1 on n2: LOCAL_RANK: 5",
+        ),
+        ([make_entry("cpu", problem="LOCAL_RANK: 5"), make_entry("cuda", "a")], "LOCAL_RANK: 5"),
     ],
 )
 def test_devices_that_do_not_go_together(answers, said):

@@ -56,7 +56,7 @@ print(listener.reason, listener.exit_code)
 """
 AT_ONCE = """
 try:
-    with listener.at_once():
+    with listener.raising():
         time.sleep(30)
 except Stopped as stopped:
     print(stopped, stopped.exit_code)
@@ -120,7 +120,7 @@ def test_without_an_agreement_it_ends_without_saving(monkeypatch, ranks, why):
 
 
 def test_after_the_agreement_saving_may_take_its_time():
-    body = WAIT + "listener.agreed()\ntime.sleep(1.5)\nprint('saved')"
+    body = WAIT + "listener.mark_agreed()\ntime.sleep(1.5)\nprint('saved')"
     with Program(body, "agreement_seconds=0.5") as program:
         program.send(signal.SIGUSR1)
         assert program.end() == (0, f"SIGUSR1 {STOPPED}\nsaved\n")
@@ -155,7 +155,7 @@ def test_a_time_budget_asks_by_itself():
         time.sleep(0.1)
         with (
             pytest.raises(Stopped, match=r"time budget of .* minutes used up") as stopped,
-            listener.at_once(),
+            listener.raising(),
         ):
             pass
         assert stopped.value.exit_code == STOPPED

@@ -21,9 +21,9 @@ def once_on_all_ranks():
     def refuse() -> None:
         raise UserError("data: no")
 
-    value = world.once(make)
+    value = world.on_rank_zero(make)
     try:
-        world.once(refuse)
+        world.on_rank_zero(refuse)
     except UserError as error:
         return calls, value, str(error)
     return None

@@ -11,7 +11,7 @@ from pretrain.run.lock import RunLock
 from pretrain.study.command import main
 from pretrain.study.running import run, slurm
 from pretrain.study.running.scheduler import write_study
-from pretrain.study.running.slurm import array_of
+from pretrain.study.running.slurm import format_array
 from pretrain.study.study_file import parse_study
 from tests.pretrain.study.running.test_scheduler import TEXT
 
@@ -87,8 +87,8 @@ def test_jobs_of_pilots_are_named_after_their_study(file, capsys, tmp_path):
 
 
 def test_arrays_are_short():
-    assert array_of([0, 1, 2, 3]) == "0-3"
-    assert array_of([0, 2, 3, 4, 9, 10], 4) == "0,2-4,9-10%4"
+    assert format_array([0, 1, 2, 3]) == "0-3"
+    assert format_array([0, 2, 3, 4, 9, 10], 4) == "0,2-4,9-10%4"
 
 
 def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):

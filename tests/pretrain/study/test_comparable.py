@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pretrain.study.summaries import view_of
+from pretrain.study.summaries import build_view
 from tests.pretrain.study.report.conftest import planted, small_study
 
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
@@ -15,7 +15,7 @@ VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
 def notes(variants=VARIANTS, **changes):
     """The notes on a study's finished runs; *changes* are functions of a run: data, world."""
     study = small_study(seeds=2, baseline="uniform", variants=variants)
-    return view_of(study, planted(study, lambda run: 3.5, **changes)).notes
+    return build_view(study, planted(study, lambda run: 3.5, **changes)).notes
 
 
 def test_nothing_is_said_of_runs_that_are_alike():
@@ -38,7 +38,7 @@ def test_finished_runs_without_a_checkpoint_are_said():
     study = small_study(seeds=2, baseline="uniform", variants=VARIANTS)
     results = planted(study, lambda run: 3.5)
     results[1] = dataclasses.replace(results[1], saved=None)
-    assert view_of(study, results).notes == [
+    assert build_view(study, results).notes == [
         "finished runs without a checkpoint (rising-s1): their text, tokenizer and code were not checked"
     ]
 

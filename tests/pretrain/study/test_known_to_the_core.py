@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrain.runtime import same_code as agreement
+from pretrain.runtime import version_check as agreement
 from pretrain.runtime.launchers import is_launcher
 
 

@@ -12,7 +12,7 @@ from model.errors import UserError
 from pretrain.study.power import Question, pilot_spread, power_lines, speed
 from pretrain.study.study_file import parse_study
 from pretrain.study.summaries import View
-from pretrain.utils.text import human_seconds
+from pretrain.utils.format import human_seconds
 from tests.helpers.planted_runs import result
 
 TEXT = """

@@ -15,9 +15,9 @@ from pretrain.utils.files import (
     atomic_file,
     atomic_folder,
     open_regular,
-    own_path,
     put_folder,
     read_regular,
+    temporary_path,
     write_atomically,
 )
 
@@ -57,7 +57,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch
     monkeypatch.setattr(Path, "rename", lambda a, b: (events.append(("name", b.name)), rename(a, b)))
     monkeypatch.setattr(Path, "replace", lambda a, b: (events.append(("name", b.name)), replace(a, b)))
     write_atomically(tmp_path / "a", "x")
-    assert events == [("sync", own_path(tmp_path / "a").name), ("name", "a"), ("sync", tmp_path.name)]
+    assert events == [("sync", temporary_path(tmp_path / "a").name), ("name", "a"), ("sync", tmp_path.name)]
     events.clear()
     with atomic_folder(tmp_path / "out") as partial:
         (partial / "inner").mkdir()
@@ -69,13 +69,13 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pretrain.utils.files import atomic_file, atomic_folder, own_path
+from pretrain.utils.files import atomic_file, atomic_folder, temporary_path
 target = Path(sys.argv[1])
 if sys.argv[2] == "file":
     with atomic_file(target) as partial:
         partial.write_text("new")
         os.kill(os.getpid(), signal.SIGKILL)
-with atomic_folder(target, own_path(target) if sys.argv[2] == "own" else None) as partial:
+with atomic_folder(target, temporary_path(target) if sys.argv[2] == "own" else None) as partial:
     (partial / "text").write_text("new")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -85,7 +85,7 @@ with atomic_folder(target, own_path(target) if sys.argv[2] == "own" else None) a
 def test_leftovers_of_killed_processes_are_removed_and_those_of_living_ones_are_not(tmp_path, kind):
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "a"), kind], check=False)
     assert killed.returncode == -signal.SIGKILL
-    ours = own_path(tmp_path / "b")
+    ours = temporary_path(tmp_path / "b")
     ours.write_text("half")
     elsewhere = tmp_path / ".c.another-host-1"
     elsewhere.write_text("half")
@@ -142,7 +142,7 @@ def test_a_folder_that_is_not_to_be_replaced_stays(tmp_path):
         (partial / "text").write_text("first")
     with (
         pytest.raises(FileExistsError, match="is there already"),
-        atomic_folder(tmp_path / "out", own_path(tmp_path / "out"), replace=False) as partial,
+        atomic_folder(tmp_path / "out", temporary_path(tmp_path / "out"), replace=False) as partial,
     ):
         (partial / "text").write_text("second")
     assert names(tmp_path) == ["out"] and (tmp_path / "out" / "text").read_text() == "first"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.errors import UserError, shown
+from model.errors import UserError, quote
 from pretrain.utils import parsing
 from pretrain.utils.parsing import MOST_LEVELS, parse_fraction, parse_json, parse_yaml, read_json, read_yaml
 
@@ -113,7 +113,7 @@ def test_values_that_are_fine():
 
 
 def test_shown_is_short():
-    assert shown(5) == "5" and shown("a") == "'a'" and shown("a", plain=True) == "a"
-    assert len(shown("x" * 10_000)) <= 80 and "…" in shown("x" * 10_000)
-    assert "too long" in shown(10**5000)
-    assert shown("a\n\x1b[31mb é", plain=True) == "a\\n\\x1b[31mb é"
+    assert quote(5) == "5" and quote("a") == "'a'" and quote("a", plain=True) == "a"
+    assert len(quote("x" * 10_000)) <= 80 and "…" in quote("x" * 10_000)
+    assert "too long" in quote(10**5000)
+    assert quote("a\n\x1b[31mb é", plain=True) == "a\\n\\x1b[31mb é"

@@ -14,11 +14,11 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.making.make import make_corpus
-from pretrain.data.sources.source import Document
 from pretrain.prepare.command import main
+from pretrain.prepare.make import make_corpus
 from pretrain.prepare.sources import hub
 from pretrain.prepare.sources.hub import HubDataset
+from pretrain.prepare.sources.text_source import Document
 from tests.helpers.corpora import contents
 
 DOCUMENTS = [f"document {number}\n" * (1 + number % 7) for number in range(200)]

@@ -17,8 +17,8 @@ import pyarrow.parquet
 import pytest
 
 from model.errors import UserError
-from pretrain.data.sources.reading import MAX_DOCUMENT_BYTES
-from pretrain.prepare.sources.files import TextFiles, format_of
+from pretrain.prepare.sources.files import TextFiles, detect_format
+from pretrain.prepare.sources.streams import MAX_DOCUMENT_BYTES
 
 LOOK_LIKE_VALUES = ["NA", "null", "nan", "007", "1.50", "true", "2020-01-01"]
 DOCUMENTS = LOOK_LIKE_VALUES + [
@@ -84,7 +84,7 @@ def test_every_format_gives_the_same_documents_however_it_is_cut_and_compressed(
             assert texts(source) == DOCUMENTS and not source.skipped, (path.name, unit_bytes)
             cut = unit_bytes is not None and path.name in ("a.jsonl", "lines.json", "a.parquet")
             assert (len(source.units()) > 5) == cut
-        assert source.describe()["formats"] == [format_of(path, "auto")]
+        assert source.describe()["formats"] == [detect_format(path, "auto")]
         assert source.describe()["column"] == "text"
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pretrain.study.design.arrays import FIELDS, full_factorial, orthogonal_array, strength_of
+from pretrain.study.design.arrays import FIELDS, compute_strength, full_factorial, orthogonal_array
 from pretrain.study.design.arrays import _tables as field_tables
 from tests.helpers.refusals import refused
 
@@ -37,14 +37,14 @@ def test_columns_hold_every_combination_equally_often(levels, runs, strength):
         found = Counter(tuple(row[column] for column in columns) for row in array.tolist())
         combinations = itertools.product(*(range(levels[column]) for column in columns))
         assert dict(found) == dict.fromkeys(combinations, runs // np.prod([levels[c] for c in columns]))
-    assert strength_of(array, levels) == strength
+    assert compute_strength(array, levels) == strength
 
 
 def test_strength_of_arrays_that_are_not_balanced():
-    assert strength_of(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), [2, 2]) == 2
-    assert strength_of(np.array([[0, 0], [1, 1]]), [2, 2]) == 1
-    assert strength_of(np.array([[0, 0], [0, 1], [1, 0]]), [2, 2]) == 0
-    assert strength_of(np.array([[0, 0], [1, 1], [0, 0], [1, 1]]), [2, 3]) == 0  # a level is missing
+    assert compute_strength(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), [2, 2]) == 2
+    assert compute_strength(np.array([[0, 0], [1, 1]]), [2, 2]) == 1
+    assert compute_strength(np.array([[0, 0], [0, 1], [1, 0]]), [2, 2]) == 0
+    assert compute_strength(np.array([[0, 0], [1, 1], [0, 0], [1, 1]]), [2, 3]) == 0  # a level is missing
 
 
 def test_all_combinations():

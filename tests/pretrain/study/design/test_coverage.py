@@ -51,7 +51,7 @@ def test_every_interval_covers_what_was_planted_in_95_of_100(tmp_path, seen, kin
     }
     for noise, draw in noises.items():
         for fit, studies in ((Fit.least_squares, 2000), (Fit.robust, 150)):
-            fits = [fit(matrix, matrix @ truth + draw()).of(weights) for _ in range(studies)]
+            fits = [fit(matrix, matrix @ truth + draw()).combine(weights) for _ in range(studies)]
             low = np.array([[each.low for each in estimates] for estimates in fits])
             high = np.array([[each.high for each in estimates] for estimates in fits])
             covered = ((low <= expected) & (expected <= high)).mean(axis=0)

@@ -36,7 +36,7 @@ def planted(found, seeds, noise, effects=None, block=0.05, extra=lambda levels: 
     effects = effects or [[0.0] * len(factor.levels) for factor in found.factors]
     values = {}
     for variant, row in found.rows.items():
-        value = 4 + sum(of[level] for of, level in zip(effects, row, strict=True)) + extra(row)
+        value = 4 + sum(by_level[level] for by_level, level in zip(effects, row, strict=True)) + extra(row)
         values[variant] = {seed: value + block * seed + noise() for seed in seeds}
     return values
 
@@ -49,9 +49,9 @@ def normal(seed, sd=0.01):
 def by_hand(found, values):
     """Coefficients, standard errors and degrees from numpy's least squares with dummy variables."""
     rows, response = [], []
-    seeds = sorted({seed for of in values.values() for seed in of})
-    for variant, of_seed in values.items():
-        for seed, value in of_seed.items():
+    seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
+    for variant, by_seed in values.items():
+        for seed, value in by_seed.items():
             dummies = [float(seed == other) for other in seeds[1:]]
             for factor, level in zip(found.factors, found.rows[variant], strict=True):
                 dummies += [float(level == other) for other in range(1, len(factor.levels))]
@@ -93,7 +93,7 @@ def test_effects_and_intervals_agree_with_numpy(tmp_path, missing):
 def test_balanced_effects_are_differences_of_means(tmp_path):
     found = design(tmp_path, "fractional", 64)
     values = planted(found, (1,), normal(1))
-    every = np.mean([v for of in values.values() for v in of.values()])
+    every = np.mean([v for by_level in values.values() for v in by_level.values()])
     for line in Effects(found, values).levels:
         place = [factor.name for factor in found.factors].index(line.factor)
         level = found.factors[place].levels.index(line.level)
@@ -109,7 +109,7 @@ def test_shares_of_the_variance_add_up_to_one_and_are_sums_of_squares(tmp_path):
     lines = {line.term: line for line in effects.variance}
     assert list(lines) == ["seeds", *LAYERS, "error"]
     assert sum(line.share for line in lines.values()) == pytest.approx(1)
-    numbers = np.array([v for of in values.values() for v in of.values()])
+    numbers = np.array([v for by_level in values.values() for v in by_level.values()])
     total = np.sum((numbers - numbers.mean()) ** 2)
     squares = sum(8 * line.least_squares.value**2 for line in effects.levels if line.factor == "layer_3")
     assert lines["layer_3"].share == pytest.approx(squares / total)
@@ -150,8 +150,8 @@ def seeds_of(found, seeds, noise=None, **options):
 def test_what_is_confounded_is_said(tmp_path):
     sixteen = Effects(*seeds_of(design(tmp_path, "orthogonal", 16), (1,)))
     pairs = {name: set(itertools.combinations([n for n in LAYERS if n != name], 2)) for name in LAYERS}
-    assert {name: set(map(":".join, of)) for name, of in pairs.items()} == {
-        name: set(of) for name, of in sixteen.confounded.items()
+    assert {name: set(map(":".join, by_level)) for name, by_level in pairs.items()} == {
+        name: set(by_level) for name, by_level in sixteen.confounded.items()
     }
     fraction = Effects(*seeds_of(design(tmp_path, "fractional", 64), (1,)))
     assert fraction.confounded["layer_0:layer_1"] == ["layer_2:layer_3"]
@@ -164,7 +164,7 @@ def test_what_is_confounded_is_said(tmp_path):
 def test_lack_of_fit_is_seen_against_the_spread_of_seeds(tmp_path):
     found = design(tmp_path, "orthogonal", 16)
     fits = Effects(*seeds_of(found, (1, 2, 3)))
-    values = np.array([list(of.values()) for of in fits.values.values()])
+    values = np.array([list(by_level.values()) for by_level in fits.values.values()])
     pure = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
     error = np.sum(pure**2) / 30
     lines = {line.term: line for line in fits.variance}
@@ -295,7 +295,7 @@ def test_too_few_runs_are_said(tmp_path):
     assert Effects(found, values).unknown == ""
     fewer = dict(list(values.items())[:13])
     assert "13 finished runs for 13 coefficients" in Effects(found, fewer).unknown
-    no_two = {v: of for v, of in planted(found, (1, 2), normal(7)).items() if found.rows[v][0]}
+    no_two = {v: by_level for v, by_level in planted(found, (1, 2), normal(7)).items() if found.rows[v][0]}
     assert Effects(found, no_two).unknown == "the finished runs do not determine all effects"
     assert "0 finished runs" in Effects(found, {}).unknown
     values[next(iter(values))][1] = math.nan

@@ -13,8 +13,8 @@ from scipy import stats
 from pretrain.study.command import dispatch
 from pretrain.study.pilots.halving import KEPT_FILE, drop
 from pretrain.study.running.scheduler import Scheduler
-from pretrain.study.study_file import parse_study, rung_of
-from pretrain.study.summaries import view_of
+from pretrain.study.study_file import build_rung, parse_study
+from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import plant, result
 from tests.helpers.refusals import refused
 from tests.pretrain.study.report.conftest import planted, rows_of, table_of
@@ -82,7 +82,7 @@ def test_the_share_that_goes_on_is_counted_as_it_is_written():
 
 
 def finish_rung(folder, losses=LOSSES):
-    short = rung_of(study(folder))
+    short = build_rung(study(folder))
     for planned in short.runs:
         loss = noisy(losses)[planned.variant][planned.seed]
         plant(result(planned, [{"step": planned.run.steps, "tokens": 10240, "val_loss": loss}]))
@@ -120,7 +120,7 @@ def test_rungs_drop_variants_until_the_rest_is_trained(tmp_path, capsys, monkeyp
     kept = json.loads((folder / KEPT_FILE).read_text())
     assert [(each["rung"], each["variant"]) for each in kept if not each["kept"]] == [(1, "c"), (2, "b")]
     left = study(folder)
-    view = view_of(left, planted(left, lambda run: LOSSES[run.variant]))
+    view = build_view(left, planted(left, lambda run: LOSSES[run.variant]))
     assert set(rows_of(view)) == {"plain (baseline)", "a", "d"}
     assert view.contrasted[0].values == {}  # one side was dropped
     rows = [row for row in table_of(view, "halving") if row["goes on"] == "no"]

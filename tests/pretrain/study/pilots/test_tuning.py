@@ -13,8 +13,8 @@ import yaml
 from pretrain.study.command import dispatch
 from pretrain.study.pilots.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
 from pretrain.study.running.scheduler import Scheduler
-from pretrain.study.study_file import parse_study, pilot_of
-from pretrain.study.summaries import view_of
+from pretrain.study.study_file import build_pilot, parse_study
+from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import plant, result
 from tests.helpers.refusals import refused
 from tests.pretrain.study.report.conftest import table_of
@@ -74,7 +74,7 @@ def test_higher_may_be_better():
 
 
 def test_the_pilots_are_a_study_of_every_value():
-    found = pilot_of(study())
+    found = build_pilot(study())
     assert [planned.name for planned in found.runs][:4] == [
         "plain@0.001-s11",
         "plain@0.002-s11",
@@ -92,7 +92,7 @@ def test_the_pilots_are_a_study_of_every_value():
 
 def test_a_variant_may_have_rates_of_its_own():
     variants = {"plain": {"rates": [5e-4, 7e-4]}, "muon": {}}
-    found = pilot_of(study(variants=variants, contrasts=None))
+    found = build_pilot(study(variants=variants, contrasts=None))
     names = list(dict.fromkeys(planned.variant for planned in found.runs))
     assert names == ["plain@0.0005", "plain@0.0007", "muon@0.001", "muon@0.002", "muon@0.004"]
     with refused("variants.plain.rates: [0.0005, 0.0007] is not valid; give rates for the whole study, too"):
@@ -101,13 +101,13 @@ def test_a_variant_may_have_rates_of_its_own():
 
 def test_variants_may_have_names_that_yaml_reads_as_values():
     found = study(variants={True: {"steps": 3}, 8: {}, 0.5: {"steps": 4}}, baseline=8, contrasts=None)
-    names = {planned.variant for planned in pilot_of(found).runs}
+    names = {planned.variant for planned in build_pilot(found).runs}
     assert {"true@0.001", "8@0.002", "0.5@0.004"} <= names
 
 
 def test_any_one_field_is_tuned():
     changes = {"rates": None, "tune": {"architecture.qk_norm": ["none", "weighted"]}, "contrasts": None}
-    found = pilot_of(study(**changes))
+    found = build_pilot(study(**changes))
     norms = {planned.variant: planned.run.build_model_config().qk_norm for planned in found.runs}
     assert norms["muon@weighted"] == "weighted"
     assert norms["plain@none"] == "none"
@@ -121,7 +121,7 @@ def test_comparisons_are_tuned_each_in_its_own(tmp_path):
     found = parse_study(yaml.safe_dump({"recipe": "micro"} | values, sort_keys=False), "it", tmp_path)
     assert found.tried["two.a"] == ("optimizer.learning_rate", [1e-3, 2e-3, 4e-3])
     assert found.tried["one.slow"][0] == "muon.learning_rate"
-    names = {planned.full_name for planned in pilot_of(found).runs}
+    names = {planned.full_name for planned in build_pilot(found).runs}
     assert {"two.a@0.001", "one.slow@0.004"} <= names
     assert len(names) == 12
 
@@ -170,7 +170,7 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     path.write_text(f"recipe: micro\n{STUDY}", encoding="utf-8")
     folder = tmp_path / "out"
     before = study(folder)
-    pilot = pilot_of(before)
+    pilot = build_pilot(before)
     results = chosen(before, {"plain": 1.5e-3, "muon": 2.5e-3, "slow": 6e-3})
     for planned in pilot.runs:
         loss = results[planned.variant][planned.seed]
@@ -190,7 +190,7 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     (trained,) = started
     assert trained.untuned == []
     assert json.loads((folder / TUNED_FILE).read_text())["slow"]["at_edge"] is True
-    rows = table_of(view_of(study(folder), []), "tuned")
+    rows = table_of(build_view(study(folder), []), "tuned")
     assert rows[2]["chosen"] == "0.004 (an edge)"
     assert rows[0]["mean of the pilots"].startswith("0.001: 4.1644, 0.002: 4.0828")
 

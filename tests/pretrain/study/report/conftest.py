@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from pretrain.study.report.tables import sections
-from pretrain.study.summaries import view_of
+from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import planned_study, planted_rows, result
 
 SETTINGS = {"steps": 80, "global_batch_tokens": 512}
@@ -35,18 +35,18 @@ def planted(study, loss, more=lambda run: {}, without=(), **options):
 
 def view(study, loss, **options):
     """The view of planted results."""
-    return view_of(study, planted(study, loss, **options))
+    return build_view(study, planted(study, loss, **options))
 
 
-def table_of(found, name, of=""):
+def table_of(found, name, part=""):
     """The rows of a section's table as dictionaries."""
-    headings, *rows = sections(found)[name].tables.get(of, [[]])
+    headings, *rows = sections(found)[name].tables.get(part, [[]])
     return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
-def rows_of(found, name="results", of=""):
+def rows_of(found, name="results", part=""):
     """The same by their first cell."""
-    return {next(iter(row.values())): row for row in table_of(found, name, of)}
+    return {next(iter(row.values())): row for row in table_of(found, name, part)}
 
 
 def growing_view(variants, final, heads_at):
@@ -69,4 +69,4 @@ def growing_view(variants, final, heads_at):
             model = run.run.build_model_config(vocab_size=2048).replace(heads=heads)
             saved = dataclasses.replace(found.saved, model=model.to_json())
             results[place] = dataclasses.replace(found, saved=saved)
-    return view_of(study, results)
+    return build_view(study, results)

@@ -9,7 +9,7 @@ import yaml
 from scipy.stats import ttest_1samp
 
 from pretrain.study.command import main
-from pretrain.study.report.page import intervals_say
+from pretrain.study.report.page import describe_intervals
 from tests.helpers.planted_runs import plant
 from tests.pretrain.study.report.conftest import planted, rows_of, small_study, view
 
@@ -71,7 +71,7 @@ def test_the_table():
 
 
 def test_they_are_among_the_intervals_that_are_counted():
-    assert intervals_say(view(study_of(), loss)).startswith("0 of 6 intervals exclude zero. ")
+    assert describe_intervals(view(study_of(), loss)).startswith("0 of 6 intervals exclude zero. ")
 
 
 def test_another_text_is_left_out_with_the_reason():

@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from pretrain.study.report.page import terminal_lines, write_report
-from pretrain.study.summaries import view_of
+from pretrain.study.summaries import build_view
 from pretrain.utils.tables import NOTHING
 from tests.helpers.planted_runs import planned_study
 from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, table_of
@@ -31,7 +31,7 @@ def loss(run):
 def test_a_report_has_effects_and_pictures(tmp_path):
     contrasts = {"few late": {"factor": "layer_3", "plus": 2, "minus": [8, 16]}}
     study = study_in(tmp_path, contrasts=contrasts, predict={"rising": "2,4,8,16"})
-    view = view_of(study, planted(study, loss))
+    view = build_view(study, planted(study, loss))
     files = {path.name for path in write_report(view)}
     assert files == {"index.html", "results.json", "effects.png", "predicted.png"}
     effects = {(row["factor"], row["level"]): row for row in table_of(view, "effects")}
@@ -66,12 +66,12 @@ def test_interactions_are_drawn_and_compared_where_they_are_seen(tmp_path):
     }
     study = study_in(tmp_path, seeds=1, kind="full", runs=None, contrasts={"by first": by_first})
     early = {run.name: loss(run) for run in study.runs[:40]}
-    view = view_of(study, planted(study, early))
+    view = build_view(study, planted(study, early))
     said = "by first: not known; so few runs do not show interactions."
     assert any(said in line for line in terminal_lines(view))
     contrast = rows_of(view, "primary")["by first"]
     assert {contrast[name] for name in ("p", "adjusted p", "difference [95 % interval]")} == {NOTHING}
-    view = view_of(study, planted(study, loss))
+    view = build_view(study, planted(study, loss))
     contrast = rows_of(view, "primary")["by first"]
     assert contrast["of"] == "layer_3: 2 − 16; by layer_0: 2, 4 − 8"
     assert abs(float(contrast["difference [95 % interval]"].split()[0])) < 0.001
@@ -82,7 +82,7 @@ def test_interactions_are_drawn_and_compared_where_they_are_seen(tmp_path):
 def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
     study = study_in(tmp_path, seeds=1)
     few = {run.name: loss(run) for run in study.runs[:5]}
-    view = view_of(study, planted(study, few))
+    view = build_view(study, planted(study, few))
     assert {path.name for path in write_report(view)} == {"index.html", "results.json"}
     assert table_of(view, "effects") == []
     said = "No analysis yet: 5 finished runs for 13 coefficients; at least one more is needed."
@@ -91,5 +91,5 @@ def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
 
 def test_a_fraction_names_what_it_confounds(tmp_path):
     study = study_in(tmp_path, seeds=1, kind="fractional", runs=64)
-    view = view_of(study, planted(study, loss))
+    view = build_view(study, planted(study, loss))
     assert any("Confounded with layer_0:layer_1: layer_2:layer_3." in line for line in terminal_lines(view))

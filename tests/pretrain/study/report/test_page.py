@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from model.errors import UserError
-from pretrain.study.report.page import intervals_say, terminal_lines, write_report
+from pretrain.study.report.page import describe_intervals, terminal_lines, write_report
 from pretrain.study.results import load_results
-from pretrain.study.summaries import view_of
+from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import plant, result
 from tests.pretrain.study.report.conftest import planted, small_study, view
 
@@ -32,7 +32,7 @@ def study_in(*folder, **changes):
 def written_in(folder, finals=FINALS, changes=None, **options):
     """The page and the numbers of a report on planted results."""
     study = study_in(folder, **(changes or {}))
-    write_report(view_of(study, planted(study, finals, **options)))
+    write_report(build_view(study, planted(study, finals, **options)))
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     return page, json.loads((folder / "report" / "results.json").read_text(encoding="utf-8"))
 
@@ -46,7 +46,7 @@ def report(tmp_path_factory):
         if found.planned.name == "near-s3":
             found = result(found.planned, found.rows[:4], failure="error: <out> of disk")
         plant(found)
-    files = write_report(view_of(study, load_results(study)))
+    files = write_report(build_view(study, load_results(study)))
     page, numbers = (path.read_text(encoding="utf-8") for path in files[:2])
     return page, json.loads(numbers), files
 
@@ -131,14 +131,14 @@ def test_a_second_report_has_the_same_bytes(report):
     folder = files[0].parent.parent
     before = {path: path.read_bytes() for path in files}
     study = study_in(folder)
-    assert write_report(view_of(study, load_results(study))) == files
+    assert write_report(build_view(study, load_results(study))) == files
     assert {path: path.read_bytes() for path in files} == before
     assert set((folder / "report").iterdir()) == set(files)
 
 
 def test_the_intervals_that_exclude_zero_are_counted():
     found = view(study_in(), FINALS)
-    line = intervals_say(found)
+    line = describe_intervals(found)
     # t(2) = 4.302653: ± 0.0124 around -0.025, and ± 0.0250 around 0.0007.
     assert line.startswith("1 of 2 intervals exclude zero.")
     assert "0.1 would do so by chance" in line
@@ -147,7 +147,7 @@ def test_the_intervals_that_exclude_zero_are_counted():
     assert any(
         "2,4,8x2  3 of 3  3.4850 ± 0.0427  -0.0250 [-0.0374, -0.0126]         yes" in row for row in said
     )
-    assert intervals_say(view(study_in(seeds=1), FINALS)).startswith("No interval")
+    assert describe_intervals(view(study_in(seeds=1), FINALS)).startswith("No interval")
 
 
 def test_bits_per_byte_take_the_place_of_the_studys_measure(tmp_path):

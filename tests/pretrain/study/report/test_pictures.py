@@ -27,7 +27,7 @@ LAYERS = 4
 @contextmanager
 def keeping_figures():
     """Yield a dict that gets every figure that is drawn, by its file's stem."""
-    made, original = {}, pictures.saved_figure
+    made, original = {}, pictures.save_figure
 
     @contextmanager
     def kept(path, *arguments, **options):
@@ -36,7 +36,7 @@ def keeping_figures():
             yield figure, axes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "saved_figure", kept)
+        patch.setattr(pictures, "save_figure", kept)
         yield made
 
 

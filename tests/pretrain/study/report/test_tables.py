@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import nct, t
 
 from pretrain.study.report.figures import tokens_saved
-from pretrain.study.report.page import opening
+from pretrain.study.report.page import describe_opening
 from pretrain.study.report.tables import NOTHING
 from pretrain.study.results import load_results
-from pretrain.study.summaries import view_of
+from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import plant, planted_rows, result
 from tests.pretrain.study.report.conftest import (
     SETTINGS,
@@ -77,8 +77,8 @@ def test_missing_runs_are_shown_and_never_filled_in(tmp_path):
         plant(found)
     results = load_results(three(tmp_path))
     assert [found for found in results if found.state != "missing"] == list(left.values())  # as planted
-    found = view_of(three(tmp_path), results)
-    assert opening(found)["Not finished"] == [
+    found = build_view(three(tmp_path), results)
+    assert describe_opening(found)["Not finished"] == [
         "rising-s2: unfinished at step 60 of 80.",
         "falling-s1: failed at step 40 of 80 (error: disk is full).",
         "Not begun: uniform-s3.",
@@ -108,7 +108,7 @@ def test_a_run_with_too_few_validations_has_no_result():
     settings = SETTINGS | {"validation": {"every": 5}}
     found = finished(last_validations=9, settings=settings)  # the planted rows have eight
     assert not found.summaries[""][0].values
-    assert opening(found)["Not finished"][0] == "uniform-s1: finished at step 80 of 80."
+    assert describe_opening(found)["Not finished"][0] == "uniform-s1: finished at step 80 of 80."
 
 
 def test_tokens_saved_by_hand():
@@ -126,7 +126,7 @@ def test_tokens_saved_by_hand():
     for run in results:
         for row, loss in zip(run.rows, curves[run.planned.name], strict=True):
             row["val_loss"] = float(loss)
-    found = view_of(study, results)
+    found = build_view(study, results)
     assert tokens_saved(found, found.summaries[""][1]) == pytest.approx({1: (80 - 65) / 80, 2: 0.0})
     rows = rows_of(found, "tokens_saved")
     assert rows["rising"]["by seed"] == "1: 18.8%, 2: 0.0%" and rows["rising"]["mean"] == "9.4%"
@@ -143,7 +143,7 @@ def test_diagnostics_by_half_of_the_layers_by_hand():
             for layer in range(3):
                 value = at * (10 * layer + run.planned.seed + 4 * (run.planned.variant == "rising"))
                 row and row[0].update({f"diagnostics/path_energy/layer_{layer}": value})
-    found = view_of(study, results)
+    found = build_view(study, results)
     shown = table_of(found, "diagnostics")
     rows = [tuple(row.values()) for row in shown if row["variant"] in ("uniform (baseline)", "rising")]
     lower, upper = ("writes below R/‖X‖², lower half", "writes below R/‖X‖², upper half")
@@ -175,7 +175,7 @@ def test_scores_are_those_that_were_measured():
 def test_higher_accuracy_is_better():
     study = three(measure="val_accuracy", recipe="classification", settings={"steps": 80})
     found = view(study, FINALS, more=lambda run: {"val_accuracy": 0.5 + 0.01 * run.seed})
-    assert found.better == "higher" and "share of examples" in found.described("val_accuracy")
+    assert found.better == "higher" and "share of examples" in found.describe_measure("val_accuracy")
 
 
 def test_grown_heads_are_those_of_the_end():
@@ -187,7 +187,7 @@ def test_grown_heads_are_those_of_the_end():
         model = run.run.build_model_config(vocab_size=2048)
         grown = model.replace(heads=ends[run.seed]) if run.variant == "grown" else model
         results.append(result(run, planted_rows(run, 3.5 + 0.01 * run.seed), model=grown))
-    found = view_of(study, results)
+    found = build_view(study, results)
     row = rows_of(found)["grown"]
     assert row["heads"] == "3,4,8x2 or 2,4,8x2" and " to " in row["parameters"]
 
@@ -205,5 +205,5 @@ def test_several_comparisons_have_tables_of_their_own():
     study = small_study(seeds=2, comparisons={"scaled": compared, "published": published})
     finals = {run.name: 3.6 if run.variant == "rising" else 3.5 for run in study.runs}
     found = view(study, finals | {"published-rising-s1": 4.0})
-    assert rows_of(found, of="scaled")["rising"][GAP].startswith("+0.1000")
-    assert rows_of(found, of="published")["rising"][GAP].startswith("+0.3000")
+    assert rows_of(found, part="scaled")["rising"][GAP].startswith("+0.1000")
+    assert rows_of(found, part="published")["rising"][GAP].startswith("+0.3000")

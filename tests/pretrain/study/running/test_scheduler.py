@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
-from pretrain.study.results import check_settings, run_state, unfinished
+from pretrain.study.results import check_settings, list_unfinished, run_state
 from pretrain.study.running import scheduler
 from pretrain.study.running.scheduler import Scheduler, Slot, run_command_line, slots, write_study
 from pretrain.study.study_file import parse_study
@@ -66,7 +66,7 @@ def session(study, parallel=1):
     """How many runs are finished after a session, which have failed, and what it said."""
     stream = io.StringIO()
     failed = Scheduler(study, [Slot(index) for index in range(parallel)], stream).run()
-    return len(study.runs) - len(unfinished(study)), failed, stream.getvalue()
+    return len(study.runs) - len(list_unfinished(study)), failed, stream.getvalue()
 
 
 def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path):
@@ -289,5 +289,5 @@ def test_the_study_waits_for_no_run_that_was_killed(study, stand_in, tmp_path):
     when(lambda: log.is_file() and "began" in log.read_text(), twice)
     began = time.monotonic()
     training.run()
-    assert len(unfinished(study)) == 6
+    assert len(list_unfinished(study)) == 6
     assert time.monotonic() - began < 25  # one step takes 30 s

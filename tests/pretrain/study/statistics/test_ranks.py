@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from pretrain.study.statistics.ranks import (
-    fell_behind,
+    find_behind,
     robust_sd,
     signed_rank,
     signed_rank_pairs,
@@ -94,13 +94,13 @@ def test_robust_sd_is_that_of_normal_groups():
 def test_runs_that_fell_behind():
     generator = np.random.default_rng(5)
     values = {name: dict(enumerate(4 + generator.normal(scale=0.02, size=8))) for name in "abc"}
-    assert fell_behind(values) == []
+    assert find_behind(values) == []
     values["b"][3] = 4.25
     values["c"][1] = math.nan
     values["a"][0] = 3.7  # far better
-    assert fell_behind(values) == [("b", 3), ("c", 1)]
-    assert fell_behind(values, higher_is_better=True) == [("a", 0), ("c", 1)]
-    assert fell_behind({"a": {1: 4.0}}) == []
+    assert find_behind(values) == [("b", 3), ("c", 1)]
+    assert find_behind(values, higher_is_better=True) == [("a", 0), ("c", 1)]
+    assert find_behind({"a": {1: 4.0}}) == []
 
 
 @pytest.mark.parametrize("step", [0.01, 1.0])
@@ -110,11 +110,11 @@ def test_ties_do_not_make_the_next_value_an_outlier(step):
         generator = np.random.default_rng(seed)
         rare = 90 + generator.choice([0, 0, 0, 0, 0, 0, 0, -1, 1], size=(3, 6))
         values = {name: dict(enumerate((step * row).tolist())) for name, row in zip("abc", rare, strict=True)}
-        assert fell_behind(values, higher_is_better=True) == []
+        assert find_behind(values, higher_is_better=True) == []
         values["b"] |= {6: 90 * step, 7: 91 * step, 8: 89 * step, 9: 60 * step}
-        assert fell_behind(values, higher_is_better=True) == [("b", 9)]
-    assert fell_behind({"a": dict.fromkeys(range(5), 0.98) | {5: 0.97}}, higher_is_better=True) == []
-    assert fell_behind({"a": dict.fromkeys(range(5), 0.98)}) == []
+        assert find_behind(values, higher_is_better=True) == [("b", 9)]
+    assert find_behind({"a": dict.fromkeys(range(5), 0.98) | {5: 0.97}}, higher_is_better=True) == []
+    assert find_behind({"a": dict.fromkeys(range(5), 0.98)}) == []
 
 
 def test_tails_of_one_sign_count_with_either():
@@ -130,5 +130,5 @@ def test_normal_runs_rarely_fall_behind():
     named = 0
     for seed in range(1000):
         generator = np.random.default_rng(seed)
-        named += bool(fell_behind({name: dict(enumerate(generator.normal(size=8))) for name in "abc"}))
+        named += bool(find_behind({name: dict(enumerate(generator.normal(size=8))) for name in "abc"}))
     assert named / 1000 < 0.02

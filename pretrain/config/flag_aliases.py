@@ -1,0 +1,79 @@
+"""Maps other programs' names of settings to ours, for suggestions when a name is unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from model.errors import NEAR, suggest
+
+# What transformers, nanoGPT and Megatron-LM call it, and a flag of main.py.
+_MEANT = (
+    ("adam_beta1 adam_beta2 beta1 beta2", "--optimizer.betas"),
+    ("adam_epsilon", "--optimizer.eps"),
+    ("batch_size", "--global_batch_tokens (tokens per step over all ranks) or --micro_batch (sequences)"),
+    ("bf16 bfloat16 dtype", "--precision"),
+    ("clip_grad max_grad_norm grad_clip", "--optimizer.gradient_clipping"),
+    ("data_path dataset dataset_name train_file", "--data (python -m pretrain.prepare makes a corpus)"),
+    ("deepspeed deepspeed_config", "--ds_config"),
+    ("eval_interval eval_steps", "--validation.every"),
+    ("ffn_hidden_size intermediate_size n_inner", "--architecture.ffn_width"),
+    ("fp16 half", "--precision, bf16 or fp32"),
+    ("global_batch_size train_batch_size", "--global_batch_tokens"),
+    ("gradient_accumulation_steps", "--micro_batch, from which the accumulation follows"),
+    ("gradient_checkpointing recompute_activations", "--activation_checkpointing"),
+    ("hidden_size n_embd d_model", "--architecture.d_model"),
+    ("log_interval logging_steps", "--logging.every"),
+    ("lr", "--optimizer.learning_rate"),
+    ("lr_decay_style lr_scheduler_type", "--schedule.kind"),
+    ("max_steps train_iters max_iters num_steps", "--steps"),
+    ("micro_batch_size per_device_train_batch_size", "--micro_batch"),
+    ("min_lr", "--schedule.minimum, a fraction of the peak"),
+    ("model_name_or_path", "--model (python -m pretrain.convert --from_hf FOLDER imports one)"),
+    ("num_attention_heads n_head n_heads num_heads", "--heads, one count per layer, such as 6x12"),
+    (
+        "num_layers n_layer n_layers num_hidden_layers",
+        "--heads, one count per layer, such as 6x12, with --architecture.num_layers for another depth",
+    ),
+    ("num_key_value_heads n_kv_heads num_query_groups", "--architecture.kv_heads"),
+    ("num_train_epochs epochs", "--steps, the length of the run"),
+    ("output_dir save out_dir", "--runs_dir (of all runs) and --name (of this one)"),
+    ("report_to use_wandb", "--logging.wandb"),
+    ("resume_from_checkpoint load", "--resume; the same command continues a run by itself"),
+    ("rope_theta rotary_base", "--architecture.rope_base"),
+    ("run_name", "--name"),
+    ("save_interval save_steps", "--checkpoint.every"),
+    ("save_total_limit", "--checkpoint.keep_last"),
+    ("seq_length block_size max_position_embeddings n_positions", "--architecture.context_length"),
+    ("tensor_model_parallel_size tp", "--tensor_parallel"),
+    ("tokenizer_name tokenizer_name_or_path", "--tokenizer"),
+    ("warmup_ratio warmup_steps warmup_iters lr_warmup_iters", "--schedule.warmup"),
+)
+OTHER_NAMES = {name: f"use {meant}" for names, meant in _MEANT for name in names.split()} | {
+    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout"), "there is no dropout; leave it out"),
+    "version": "`pip show head-schedules` prints it",
+}
+
+
+def suggest_flag(given: str, flags: Sequence[str], other_names: Mapping[str, str] = OTHER_NAMES) -> str:
+    """A hint at the flag that *given* (with or without its dashes) may mean; empty when nothing comes near.
+
+    Names of other programs come first, then the last parts of nested names, then whatever is spelled alike.
+
+    Args:
+        flags: those that are valid, such as ``--optimizer.eps``.
+        other_names: what to give in place of a name that is not ours.
+    """
+    name = given.lstrip("-").lower().replace("-", "_")
+    if meant := other_names.get(name) or other_names.get(name.rpartition(".")[2]):
+        return f"; {meant}"
+    if f"--{name}" in flags:  # written with dashes, or in capitals
+        return f"; did you mean '--{name}'?"
+    by_ending: dict[str, list[str]] = {}
+    for flag in flags:
+        by_ending.setdefault(flag.removeprefix("--").rsplit(".", 1)[-1], []).append(flag)
+    if name in by_ending:
+        return f"; did you mean {' or '.join(map(repr, by_ending[name]))}?"
+    if "." not in name and (near := difflib.get_close_matches(name, by_ending, n=1, cutoff=NEAR)):
+        return f"; did you mean {' or '.join(map(repr, by_ending[near[0]]))}?"
+    return suggest(f"--{name}", flags)

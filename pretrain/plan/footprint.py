@@ -1,0 +1,248 @@
+"""Computes the parts of a run's memory by arithmetic: the parameters of a rank, and its activations.
+
+pretrain/plan/memory.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32
+4), t the tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside
+measurements.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from model.attention import flash_supports
+from model.config import ModelConfig
+from model.documents import varlen_head_dim
+from model.lm_head_loss import token_products
+from model.loss import CHUNK_ELEMENTS
+from model.parallel_plan import choose_form, head_groups
+from model.parameters import is_hidden, parameter_specs
+from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
+
+DeviceType = Literal["cpu", "cuda"]
+
+# Chunks of logits in fp32 that the backward pass of the plain loss holds.
+LOSS_CHUNKS = 2
+
+
+# ---------------------------------------------------------------------- parameters
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter as a rank of the tensor group holds it."""
+
+    name: str
+    elements: int
+    decayed: bool
+    """Which of the optimizer's groups it is in when embeddings are not decayed."""
+    hidden: bool
+    """Whether it is a matrix of the blocks, which Muon steps in a run with Muon."""
+    by_width: bool
+    """Whether the model has parametrization mup, whose hidden matrices have a rate of their own."""
+
+
+@functools.lru_cache(maxsize=256)  # a plan tries many micro-batches and degrees
+def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Parameter, ...]:
+    """The parameters of one tensor rank, in the model's order, vocabulary padding included."""
+    parameters = []
+    for name, spec in parameter_specs(config).items():
+        shape = spec.shape
+        if spec.vocabulary:
+            shape = (config.padded_vocab_size(tensor_parallel), *shape[1:])
+        ranks = 1 if spec.shard_dimension is None else tensor_parallel
+        elements = math.prod(shape) // ranks
+        decayed, by_width = spec.role.kind == "matrix", config.parametrization == "mup"
+        parameters.append(Parameter(name, elements, decayed, is_hidden(spec.role), by_width))
+    return tuple(parameters)
+
+
+# ---------------------------------------------------------------------- activations
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What a rank's activations depend on."""
+
+    config: ModelConfig
+    micro_batch: int
+    settings: EngineSettings
+    t: int
+    device: DeviceType
+
+    @property
+    def element(self) -> int:
+        """s: bytes of a compute element."""
+        return self.settings.compute_bytes
+
+    @property
+    def tokens(self) -> int:
+        """B T"""
+        return self.micro_batch * self.config.context_length
+
+    @property
+    def parts(self) -> int:
+        """Ranks that share a hidden state."""
+        return self.t if self.settings.sequence_parallel else 1
+
+    def gathered(self) -> int:
+        """Bytes that sequence parallelism adds to a norm's output, which is gathered."""
+        return self.tokens * self.config.d_model * self.element * (self.parts - 1) // self.parts
+
+    def norm(self) -> int:
+        """Bytes of one norm's input, output and statistics for the backward pass.
+
+        torch has no fused RMS norm on CPUs: the widened input and the normed values are kept in fp32 there.
+        """
+        tokens, d, s = self.tokens // self.parts, self.config.d_model, self.element
+        if self.config.norm == "rmsnorm":
+            input_bytes = 2 * FP32_BYTES if self.device == "cpu" else s
+            return tokens * ((input_bytes + s) * d + FP32_BYTES)
+        return tokens * (2 * s * d + 2 * FP32_BYTES)
+
+    def layer(self, layer: int) -> int:
+        """Bytes that autograd keeps of one layer for its backward pass.
+
+        Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and
+        the norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t,
+        and 4 bytes of log-sum-exp a head; q and k before qk_norm; gate, up, the activation and the product,
+        4 W s / t (plain: before and after the activation, 2 W s / t). Where heads are exchanged, the output
+        is kept once more after its way back (A s / t), and the query form holds keys and values of all r
+        ranks. On a GPU keys and values are as wide as queries where flash does not run. A windowed layer
+        keeps its mask, T² s, once; with a document mask layers share theirs.
+        """
+        config, t, mask = self.config, self.t, self.settings.document_mask
+        q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
+        form, ranks = self.form(layer)
+        window = config.layer_window(layer)
+        windowed = window is not None and window < config.context_length
+        flash = flash_supports(self.element, config.layer_head_dim(layer))
+        packed = mask and self.takes_offsets(layer)
+        if self.device == "cuda" and not packed and (windowed or mask or not flash):
+            kv = q  # only flash takes grouped queries, and without a mask
+        held = kv * (ranks if form == "query" else 1)  # of keys, and as many of values
+        attention = 2 * q + 2 * held + (q if form != "none" else 0)
+        hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
+        normed = 0
+        if config.qk_norm != "none":  # what goes into the norms of q and k, as in norm()
+            normed = (q + held) * (2 * FP32_BYTES if self.device == "cpu" else self.element)
+        total = self.tokens * (
+            self.element * (attention + hidden) + normed + FP32_BYTES * config.heads[layer] // t
+        )
+        total += 2 * self.norm() + 2 * self.gathered()
+        return total + (config.context_length**2 * self.element if windowed and not mask else 0)
+
+    def form(self, layer: int) -> tuple[str, int]:
+        """In which form ranks share the layer's heads, and how many share one."""
+        _, ranks = head_groups(self.config.layer_kv_heads(layer), self.t)
+        return choose_form(ranks, self.micro_batch, self.config.context_length, layer), ranks
+
+    def takes_offsets(self, layer: int) -> bool:
+        """Whether a layer keeps documents apart without a mask (model/documents.py: CUDA, bf16, whole
+        sequences)."""
+        kernel = self.device == "cuda" and self.element == 2 and self.form(layer)[0] != "query"
+        return kernel and varlen_head_dim(self.config.layer_head_dim(layer))
+
+    def tables(self) -> int:
+        """Bytes of rotary tables for a position: cosines and sines of d_h / 2 angles for each head dim."""
+        layers = range(self.config.num_layers) if self.config.positions == "rope" else ()
+        return FP32_BYTES * sum({self.config.layer_head_dim(layer) for layer in layers})
+
+    def documents(self) -> int:
+        """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables,
+        masks.
+
+        Per token a position, 8 bytes, and its row of the rotary tables. For each attention window a mask, B
+        T² s, unless all its layers take the documents' offsets.
+        """
+        T, layers = self.config.context_length, range(self.config.num_layers)
+        masks = {min(self.config.layer_window(i) or T, T) for i in layers if not self.takes_offsets(i)}
+        return self.tokens * (8 + self.tables() + len(masks) * T * self.element)
+
+
+def _fused_columns(config: ModelConfig, layer: int) -> int:
+    """Columns of the products of q, k and v and of gate and up, on all ranks."""
+    gated = 2 * config.ffn_width if config.ffn == "swiglu" else 0
+    return config.attention_width(layer) + 2 * config.kv_width(layer) + gated
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of one micro-batch's activations on one rank."""
+
+    per_layer: tuple[int, ...]
+    """Kept from forward to backward pass, without activation checkpointing."""
+    kept: tuple[int, ...]
+    """Kept with the run's setting: with activation checkpointing, each layer's input only."""
+    final_norm: int
+    """The final norm's input, output and statistics; the output's gradient takes its place where the loss is
+    fused."""
+    outside: int
+    """Ids, labels and rotary tables."""
+    documents: int
+    """What a document mask adds , 0 without one."""
+    head_gradient: int
+    """The fp32 gradient of the LM head's weight, which a fused loss makes in the forward pass; else 0."""
+    logits: int
+    """The logits in the compute precision; the backward pass of the loss holds as much again for their
+    gradient. 0 where the loss is fused."""
+    loss_chunks: int
+    """The loss's chunks: logits, their softmax in fp32; where it is fused also its part of the head's
+    gradient."""
+    hidden: int
+    """One hidden state."""
+    working: int
+    """Gradients of activations that the backward pass of a layer holds beyond what it has freed."""
+
+    @property
+    def total(self) -> int:
+        """Bytes that are alive when the loss has been computed."""
+        beside = (self.final_norm, self.outside, self.documents, self.head_gradient, self.logits)
+        return sum(self.kept) + sum(beside)
+
+
+def activations(
+    config: ModelConfig,
+    micro_batch: int,
+    settings: EngineSettings,
+    tensor_parallel: int = 1,
+    device: DeviceType = "cuda",
+) -> Activations:
+    """Activations of a micro-batch of full sequences; see _Pass.layer for the formula."""
+    t, d, s = tensor_parallel, config.d_model, settings.compute_bytes
+    passed = _Pass(config, micro_batch, settings, t, device)
+    tokens, columns = passed.tokens, config.classes or config.padded_vocab_size(t) // t
+    layers = tuple(passed.layer(layer) for layer in range(config.num_layers))
+    hidden = tokens // passed.parts * d * s
+    # In the feed-forward network: the gradients of the product and of both factors (plain: before and after
+    # the activation), less the product that is free by then; and the gradient that comes in.
+    work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t
+    fused = settings.fused != "none" and t == 1 and config.classes is None
+    if fused:
+        # The logits of a product, beside them a chunk's softmax, or what is added to the LM head's gradient.
+        # On a CPU torch widens the logits in a copy of their own before it takes the softmax.
+        chunks = token_products(tokens, columns, device)[0]
+        narrow = s < FP32_BYTES
+        softmax = FP32_BYTES * chunks[0].stop * (2 if narrow and device == "cpu" else 1)
+        loss_chunks = columns * (s * chunks[-1].stop + max(softmax, d * s if narrow else 0))
+    else:
+        loss_chunks = LOSS_CHUNKS * FP32_BYTES * min(CHUNK_ELEMENTS[device], tokens * columns)
+    if settings.fused == "all":  # the weights of fused products are copied together
+        products = (s * d * _fused_columns(config, layer) // t for layer in range(config.num_layers))
+        layers = tuple(map(sum, zip(layers, products, strict=True)))
+    return Activations(
+        per_layer=layers,
+        kept=tuple(hidden for _ in layers) if settings.checkpointing else layers,
+        final_norm=passed.norm() + passed.gathered(),
+        # ids, labels and, unless the loss is fused, targets; log-sum-exp; mask
+        outside=config.context_length * passed.tables()
+        + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1),
+        documents=passed.documents() if settings.document_mask else 0,
+        head_gradient=FP32_BYTES * columns * d if fused else 0,
+        logits=0 if fused else tokens * columns * s,
+        loss_chunks=loss_chunks,
+        hidden=hidden,
+        working=work,
+    )
