@@ -72,7 +72,7 @@ def train(root: Path, folder: Path, name: str, data: Path) -> list[dict[str, Any
         flags += " --precision fp32" * ("--precision" not in flags)
         flags += f" --ds_config ds_configs/{configuration.ds_config[session]}.json"
         flags += f" --data_root {data} --runs_dir {folder}"
-        launcher = ["torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "29417"]
+        launcher = ["torch.distributed.run", "--nproc_per_node", str(ranks), "--standalone"]
         command = [sys.executable, "-m", *launcher, "pretrain/main.py", *shlex.split(flags)]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
         if done.returncode:
