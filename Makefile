@@ -9,7 +9,7 @@
 #   make quick         for the inner loop, half a minute: lint, types, and the tests that start no
 #                      other process and load no heavy library; the first time mypy takes
 #                      a minute more
-#   make lint          ruff and mypy
+#   make lint          ruff, mypy and the import contracts
 #   make release-check wheel and sdist, each in an empty environment: trains, converts, generates;
 #                      then 60 combinations of settings; about 25 minutes
 #   make docs          the documentation site into build/site/; a warning or a dead link is an error
@@ -90,7 +90,7 @@ quick: lint
 	$(ACTIVATE) && python -m pytest -q --quick -m "not slow" -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: setup
-	$(ACTIVATE) && ruff check . && ruff format --check . && mypy
+	$(ACTIVATE) && ruff check . && ruff format --check . && mypy && lint-imports
 
 docs: setup
 	$(ACTIVATE) && python -m sphinx -W --keep-going -q -c docs . build/site
@@ -112,5 +112,5 @@ constraints:
 	mv build/constraints.txt constraints.txt
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

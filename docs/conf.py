@@ -20,10 +20,12 @@ from docs.reference import write_reference  # noqa: E402
 project = "head-schedules"
 author = copyright = "The head-schedules authors"
 version = release = importlib.metadata.version("head-schedules")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+myst_fence_as_directive = ["mermaid"]
 include_patterns = [
     "README.md",
     "CONTRIBUTING.md",
+    "AGENTS.md",
     "CHANGELOG.md",
     "docs/**.md",
     "examples/README.md",
@@ -67,7 +69,7 @@ CONTENTS = {
         "docs/decisions",
     ],
     "Results": ["docs/results", "docs/log/README"],
-    "Project": ["docs/README", "CONTRIBUTING", "CHANGELOG", "benchmarks/tokenization"],
+    "Project": ["docs/README", "AGENTS", "CONTRIBUTING", "CHANGELOG", "benchmarks/tokenization"],
 }
 
 
