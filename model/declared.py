@@ -81,7 +81,7 @@ def from_dict(kind: type[C], values: Any, where: str = "", section: str = "") ->
         names = list(getattr(kind, "__dataclass_fields__", ()))
         raise explain_error(error, where, section, names) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}{': ' * bool(where)}{quote(error, plain=True)}") from None
+        raise UserError(f"{where}{': ' if where else ''}{quote(error, plain=True)}") from None
 
 
 def to_dict(value: Any) -> Any:
@@ -129,7 +129,7 @@ def describe_valid(error: Any) -> str:
     if error["type"] in ("too_short", "too_long"):
         bound = context.get("max_length", context.get("min_length"))
         most = "least" if error["type"] == "too_short" else "most"
-        return f"give at {most} {bound:,} value{'s' * (bound > 1)}"
+        return f"give at {most} {bound:,} value{'s' if bound > 1 else ''}"
     if error["type"] == "literal_error":
         names = [name.strip("'") for name in re.split(", | or ", context["expected"])]
         return f"give one of {', '.join(names)}{suggest(quote(error['input'], plain=True), names)}"

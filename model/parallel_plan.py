@@ -52,7 +52,7 @@ def check_world(world_size: int, tensor_parallel: int) -> None:
         valid = ", ".join(str(t) for t in range(1, world_size + 1) if world_size % t == 0)
         raise UserError(
             f"tensor_parallel: {tensor_parallel!r} does not divide the {world_size} rank"
-            f"{'s' * (world_size > 1)} of this run; valid values are {valid}"
+            f"{'s' if world_size > 1 else ''} of this run; valid values are {valid}"
         )
 
 

@@ -41,7 +41,7 @@ def describe_opening(
     """
     run, model, batch, world = session.run, session.model_config, session.batch, session.world
     decisions, settings = session.decisions, session.decisions.settings
-    where = f"{world.size} rank{'s' * (world.size > 1)}, each on {describe_device(world.device)}"
+    where = f"{world.size} rank{'s' if world.size > 1 else ''}, each on {describe_device(world.device)}"
     if world.tensor_parallel > 1:
         where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
     lines: list[tuple[str, object]] = [
@@ -56,8 +56,11 @@ def describe_opening(
         ),
         ("model", f"{run.model}: {model.summary()}"),
         *(("data", line) for line in session.sequences.describe().splitlines()),
-        *[("data", "documents are kept apart: attention and positions begin anew in each")]
-        * run.document_mask,
+        *(
+            [("data", "documents are kept apart: attention and positions begin anew in each")]
+            if run.document_mask
+            else []
+        ),
         *(("source", _source(corpus)) for corpus, _ in session.data.corpora),
         (
             "steps",
@@ -103,7 +106,7 @@ def _epochs(session: Session) -> list[str]:
     total_sequences = state.sequences + max(0, session.run.steps - state.step) * session.batch.sequences
     lines = []
     for corpus, epochs in zip(sequences.corpora, sequences.epochs(total_sequences), strict=True):
-        again = "; beyond one, the same text is trained on again" * (epochs > 1)
+        again = "; beyond one, the same text is trained on again" if epochs > 1 else ""
         lines.append(f"{corpus.name} is read {epochs:.3g} times in {session.run.steps:,} steps{again}")
     return lines
 
@@ -115,7 +118,9 @@ def _source(corpus: Corpus) -> str:
     if "python" in meta.source:
         name = f"standard library of Python {meta.source['python']}"
     skipped = ", ".join(f"{count} {reason}" for reason, count in meta.skipped.items())
-    return f"{name}, content {meta.content_hash[:12]}" + f", documents skipped: {skipped}" * bool(skipped)
+    return f"{name}, content {meta.content_hash[:12]}" + (
+        f", documents skipped: {skipped}" if skipped else ""
+    )
 
 
 def _python(module: str, *arguments: str) -> str:
@@ -128,7 +133,7 @@ def describe_finished(session: Session, arguments: list[str]) -> list[str]:
     more = continue_command(arguments, 2 * step)
     return [
         *_curves(session, again=False),
-        f"{folder} is already finished at step {step:,}" + f"; to go on: {more}" * bool(more),
+        f"{folder} is already finished at step {step:,}" + (f"; to go on: {more}" if more else ""),
     ]
 
 
@@ -208,4 +213,4 @@ def _sample_lines(trainer: Trainer) -> list[str]:
         text = sample_text(session, trainer.engine) if session.data.is_text else ""
     except UserError as error:
         return [log_line("diverged", error)]
-    return ["sample", *(f"  | {line}" for line in text.splitlines())] * bool(text)
+    return ["sample", *(f"  | {line}" for line in text.splitlines())] if text else []

@@ -26,7 +26,7 @@ def settle_machine(decisions: Decisions, world: World) -> list[str]:
     compiled = ("compile", f"compile on {world.device.type}") if decisions.compile.value else ()
     zero = decisions.ds_config.value["zero_optimization"]
     offloads = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
-    check_variables("plots", *compiled, *["extensions"] * offloads)
+    check_variables("plots", *compiled, *(["extensions"] if offloads else []))
     notes = [keep_compiled_code_private()] if compiled else []
     if offloads and "TORCH_EXTENSIONS_DIR" not in os.environ:
         from torch.utils.cpp_extension import get_default_build_root

@@ -126,7 +126,7 @@ class LabelledSequences:
         longer = int(
             (np.diff(stream.ends_of(0, stream.num_documents), prepend=0) > self.context_length).sum()
         )
-        cut = f", {longer:,} of them cut to {self.context_length} tokens" * bool(longer)
+        cut = f", {longer:,} of them cut to {self.context_length} tokens" if longer else ""
         return (
             f"{corpus.name}: {len(read_classes(corpus))} classes, {len(self.examples):,} training examples, "
             f"{stream.num_tokens:,} tokens{cut}"

@@ -195,6 +195,6 @@ class Growth(Hook):
         parts = []
         for kind, words in (("grow", "added one head to"), ("prune", "pruned one of")):
             layers = [str(change.layer) for change in changes if change.kind == kind]
-            parts += [f"{words} layer{'s' * (len(layers) > 1)} {', '.join(layers)}"] if layers else []
+            parts += [f"{words} layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"] if layers else []
         heads = f"{format_heads(model.heads)}, {model.num_parameters():,} parameters"
         return f"growth   step {step:,}: {'; '.join(parts)}; heads {heads}"

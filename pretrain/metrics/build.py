@@ -52,7 +52,7 @@ def build_metrics(
         config={"run": run.to_dict(), "model": model.to_json(), "decisions": decisions},
         group=study or variant,
         tags=[
-            *[variant] * bool(study),
+            *([variant] if study else []),
             Path(run.model).stem,
             f"zero{decisions['ds_config']['value']['zero_optimization']['stage']}",
             dtype,

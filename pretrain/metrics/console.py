@@ -143,7 +143,7 @@ class Console:
         columns, figures = terminal_columns(self.stream), self._figures()
         shown, separator = figures.pop("step"), " | " if columns >= WIDE else "  "
         for name in sorted(figures, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
-            room = columns - BAR_COLUMNS * (name not in FIRST)
+            room = columns - (BAR_COLUMNS if name not in FIRST else 0)
             if len(longer := shown + separator + figures[name]) <= room:
                 shown = longer
         beside = len(shown) + BAR_COLUMNS <= columns

@@ -54,9 +54,9 @@ def describe(plan: RunPlan, ds_config: str) -> str:
 def _memory_lines(plan: RunPlan) -> list[str]:
     memory, settings, machine = plan.memory, plan.settings, plan.machine
     states, acts, buffers = memory.states, memory.activations, memory.buffers
-    weights = ("bf16" if settings.bf16 else "fp32") + ", this rank's part" * (settings.stage == 3)
+    weights = ("bf16" if settings.bf16 else "fp32") + (", this rank's part" if settings.stage == 3 else "")
     accumulated = f"accumulated in {8 * settings.accumulation_bytes} bits"
-    moments = f"fp32 x 2{', of matrices x 1' * settings.muon}, this rank's part"
+    moments = f"fp32 x 2{', of matrices x 1' if settings.muon else ''}, this rank's part"
     layers = f"all {plan.model.num_layers} layers"
     if settings.checkpointing:
         layers = f"inputs of {layers}; {max(acts.per_layer) / GIB:.3f} GiB while one is recomputed"

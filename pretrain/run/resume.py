@@ -149,7 +149,7 @@ def check_resume(
             ("optimizer.decay_embeddings", old.decay_embeddings, new.decay_embeddings),
             ("document_mask", asked.document_mask, run.document_mask),  # in effect another model
         ):
-            differences += [f"{name}: {earlier} != {later}"] * (earlier != later)
+            differences += [f"{name}: {earlier} != {later}"] if earlier != later else []
     for key in ("tokenizer", "data", "validation"):
         before, now = getattr(saved.data, key), getattr(state.data, key)
         if not before or before == now:  # an imported model knows its tokenizer, not the data

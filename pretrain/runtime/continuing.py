@@ -68,11 +68,11 @@ def _launcher_of_environment() -> list[str]:
     launch = read_environment()
     here, nodes = str(launch.local_size), launch.size // launch.local_size
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        several = ["--nnodes", str(nodes)] * (nodes > 1)
+        several = ["--nnodes", str(nodes)] if nodes > 1 else []
         return ["torchrun", *several, "--nproc_per_node", here, "-m", "pretrain.main"]
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     first = [str(number) for number in range(launch.local_size)]
-    number = ["--num_accelerators", here] * (launch.local_size > 1 or nodes > 1)
+    number = ["--num_accelerators", here] if launch.local_size > 1 or nodes > 1 else []
     if nodes > 1:
         number = ["--hostfile", "hostfile", "--num_nodes", str(nodes), *number]
     elif "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:

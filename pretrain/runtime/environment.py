@@ -67,8 +67,8 @@ def read_environment() -> Launch:
     local_rank = _integer("LOCAL_RANK", 0)
     if local_rank >= local_size:
         raise UserError(
-            f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' * (local_size > 1)} on this "
-            f"machine; valid: 0 to {local_size - 1}"
+            f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' if local_size > 1 else ''} on "
+            f"this machine; valid: 0 to {local_size - 1}"
         )
     return Launch(rank, local_rank, size, local_size)
 
@@ -80,7 +80,7 @@ def check_environment() -> Launch:
         UserError: as read_environment; see check_variables; a rendezvous port that is invalid or taken.
     """
     launch = read_environment()
-    check_variables("start", *["ranks"] * (launch.size > 1))
+    check_variables("start", *(["ranks"] if launch.size > 1 else []))
     port = rendezvous_port(launch)
     # torchrun's own process listens there for its ranks, and so may a program that has connected them.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

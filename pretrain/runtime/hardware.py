@@ -78,7 +78,8 @@ def describe_device(device: torch.device) -> str:
         return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
     cores = available_cores()
     threads = torch.get_num_threads()
-    return f"{cpu_name()}, {cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
+    plural = {count: "s" if count != 1 else "" for count in (cores, threads)}
+    return f"{cpu_name()}, {cores} core{plural[cores]}, {threads} thread{plural[threads]}"
 
 
 def available_cores() -> int:
@@ -146,7 +147,9 @@ def _measure_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tup
     # The fastest, not the mean: the peak is what the device can do when nothing else disturbs it.
     fastest = min(timer.blocked_autorange(min_run_time=PEAK_SECONDS).times)
     where = (
-        describe_device(device) if device.type == "cuda" else f"{threads} CPU thread{'s' * (threads != 1)}"
+        describe_device(device)
+        if device.type == "cuda"
+        else f"{threads} CPU thread{'s' if threads != 1 else ''}"
     )
     source = f"{MEASURED}: the fastest {_name(dtype)} product of square matrices (n = {size}) on {where}"
     return 2 * size**3 / fastest, source

@@ -158,7 +158,7 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
     except (RuntimeError, OSError) as error:
         late = time.monotonic() - began > MEETING.total_seconds() / 2
         raise UserError(
-            f"MASTER_ADDR: the {size} ranks did not meet at {where}{f' within {seconds}' * late} "
+            f"MASTER_ADDR: the {size} ranks did not meet at {where}{f' within {seconds}' if late else ''} "
             f"({quote(str(error).splitlines()[0], 200, plain=True)}); give an address of rank 0's machine "
             "that all can reach and a port that is free there, and start every rank"
         ) from error

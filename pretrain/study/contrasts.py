@@ -108,7 +108,7 @@ def _match_variants(name: str, where: str, variants: Sequence[Name]) -> Sequence
     if not found:
         valid = list(map(full_name, variants))
         hint = suggest(name, valid).removeprefix("; ")
-        refuse(where, name, hint or f"variants are {', '.join(valid[:6])}{', …' * (len(valid) > 6)}")
+        refuse(where, name, hint or f"variants are {', '.join(valid[:6])}{', …' if len(valid) > 6 else ''}")
     return found
 
 

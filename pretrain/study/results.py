@@ -71,7 +71,7 @@ class RunResult:
     def described(self) -> str:
         """Its name and how far it is."""
         where = f"at step {self.step:,} of {self.planned.run.steps:,}"
-        return f"{self.planned.name}: {self.state} {where}" + f" ({self.failure})" * bool(self.failure)
+        return f"{self.planned.name}: {self.state} {where}" + (f" ({self.failure})" if self.failure else "")
 
 
 def load_study(folder: Path, check_runs: bool = True) -> Study:
@@ -163,7 +163,8 @@ def find_unnamed_runs(study: Study) -> list[str]:
 
 def describe_unnamed(names: Sequence[str]) -> str:
     """A sentence on runs of find_unnamed_runs, without its full stop; empty without such runs."""
-    what = f"{len(names)} run{'s' * (len(names) != 1)} that the study does not name: {shorten_names(names)}"
+    plural = "s" if len(names) != 1 else ""
+    what = f"{len(names)} run{plural} that the study does not name: {shorten_names(names)}"
     return f"the folder also holds {what}" if names else ""
 
 

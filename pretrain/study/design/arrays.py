@@ -99,7 +99,7 @@ def _list_possible(levels: Sequence[int], strength: int) -> str:
     fitting = [runs for runs in sorted(tried) if _built(levels, runs, strength) is not None][:6]
     if not fitting:
         return f"no array of strength {strength} has {len(levels)} such factors; give others, or kind: full"
-    needed = f" and strength {strength}" * (strength > 2)
+    needed = f" and strength {strength}" if strength > 2 else ""
     takes = " or ".join(f"{runs:,}" for runs in fitting)
     return f"{len(levels)} factors of {counts} levels{needed} take {takes} runs"
 

@@ -30,14 +30,14 @@ def analyze_designs(view: View) -> dict[str, Effects]:
 def describe_designs(view: View) -> Iterator[str]:
     """What to know about the designs before reading their tables: sentences."""
     for name, effects in view.effects.items():
-        where = f"{name}: " * bool(name)
+        where = f"{name}: " if name else ""
         if effects.unknown:
             yield f"{where}No analysis yet: {effects.unknown}."
             continue
         if effects.left_out:
             yield f"{where}{effects.left_out} runs without a finite result are left out."
         levels = len(effects.levels)
-        primary = f"; {len(effects.primary)} primary contrasts, adjusted (Holm)" * bool(effects.primary)
+        primary = f"; {len(effects.primary)} primary contrasts, adjusted (Holm)" if effects.primary else ""
         yield (
             f"{where}{levels} level effects, each with a 95 % interval that is not adjusted: if nothing "
             f"mattered, {levels * (1 - CONFIDENCE):.2g} would exclude zero by chance, on average{primary}."
@@ -62,7 +62,7 @@ def _list_confounded(effects: Effects) -> Iterator[str]:
         yield "Each main effect is confounded with the interactions of any two other factors."
         return
     for term, others in effects.confounded.items():
-        more = f" and {len(others) - MOST_CONFOUNDED} more" * (len(others) > MOST_CONFOUNDED)
+        more = f" and {len(others) - MOST_CONFOUNDED} more" if len(others) > MOST_CONFOUNDED else ""
         yield f"Confounded with {term}: {', '.join(others[:MOST_CONFOUNDED])}{more}."
 
 

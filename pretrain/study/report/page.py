@@ -97,14 +97,18 @@ def terminal_lines(view: View) -> Iterator[str]:
         for title, table in section.tables.items():
             if name == "results" and title in view.effects:
                 continue
-            yield from ["", section.title + f", {title}" * bool(title), *align_columns(table, left={0, 1})]
+            yield from [
+                "",
+                section.title + (f", {title}" if title else ""),
+                *align_columns(table, left={0, 1}),
+            ]
 
 
 def describe_opening(view: View) -> dict[str, list[str]]:
     """What is compared, how much of it there is, and what to know first: headings with their lines."""
     study, compared = view.study, []
     for comparison in study.comparisons:
-        where = f"{comparison.name}: " * bool(comparison.name)
+        where = f"{comparison.name}: " if comparison.name else ""
         if comparison.design is not None:
             compared.append(f"{where}{comparison.design.described}")
             continue
@@ -127,7 +131,7 @@ def describe_opening(view: View) -> dict[str, list[str]]:
             f"By {view.describe_measure(view.measure)}; {view.better} is better.",
         ],
         "Status": runs,
-        "Not finished": begun + [f"Not begun: {shorten_names(absent)}."] * bool(absent),
+        "Not finished": begun + ([f"Not begun: {shorten_names(absent)}."] if absent else []),
         "Runs that fell behind": describe_behind(view),
         "Designs": list(design.describe_designs(view)),
         "Caveats": [f"{note}." for note in view.caveats],
@@ -139,8 +143,8 @@ def describe_behind(view: View) -> list[str]:
     """Which runs fell behind, by the rule that is stated; none is dropped."""
     if not view.behind:
         return []
-    fits = ["the median of their variant"] * (len(view.effects) < len(view.summaries))
-    fits += ["the robust fit of their design"] * bool(view.effects)
+    fits = ["the median of their variant"] if len(view.effects) < len(view.summaries) else []
+    fits += ["the robust fit of their design"] if view.effects else []
     rule = f"worse than {' or '.join(fits)} by more than {FAR:g} robust standard deviations"
     of_all = len([run for each in view.every for run in each.values])
     names = ", ".join(sorted(view.behind))

@@ -88,7 +88,7 @@ def _result(view: View, summary: Summary) -> Row:
 
 def _contrast(view: View, found: Contrasted) -> Row:
     return {
-        "name": found.contrast.name + " (other seeds)" * found.other_seeds,
+        "name": found.contrast.name + (" (other seeds)" if found.other_seeds else ""),
         "formula": found.contrast.formula,
         "plus": list(map(full_name, found.contrast.plus)),
         "minus": list(map(full_name, found.contrast.minus)),

@@ -133,7 +133,7 @@ def _tune(study: Study, options: RunOptions) -> tuple[int, bool]:
     tried = {name: study.tried[name] for name in study.untuned}
     tuned = choose_all(tried, study.file.pilot_seeds or [], results, study.file.measure in HIGHER_IS_BETTER)
     for name, found in tuned.items():
-        edge = ", an edge of the values that were tried" * found.at_edge
+        edge = ", an edge of the values that were tried" if found.at_edge else ""
         print_lines(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
     if not options.dry_run:
         write_tuned(study.folder, {**study.tuned, **tuned})
@@ -161,7 +161,7 @@ def _halve(study: Study, options: RunOptions) -> tuple[int, bool]:
         found += drop(rung, own, baseline, halving.keep, study.file.measure in HIGHER_IS_BETTER)
     for each in found:
         if not each.kept:
-            missed = ", and may be no worse than one that is kept" * each.may_be_missed
+            missed = ", and may be no worse than one that is kept" if each.may_be_missed else ""
             print_lines(f"dropped  {each.variant}{missed}")
     if not options.dry_run:
         write_kept(study.folder, [*study.rungs, *found])
@@ -208,7 +208,7 @@ def _check_for_jobs(study: Study) -> None:
 
 def _describe_start(study: Study, todo: Sequence[PlannedRun]) -> list[str]:
     seeds = len(study.file.seeds)
-    variants = f"{len(study.of_first_seed)} variants x {seeds} seed{'s' * (seeds > 1)}"
+    variants = f"{len(study.of_first_seed)} variants x {seeds} seed{'s' if seeds > 1 else ''}"
     return [
         f"study    {study.name}: {study.title}",
         f"runs     {len(study.runs)}: {variants}, in {study.folder}",

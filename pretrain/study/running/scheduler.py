@@ -67,7 +67,8 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     most, what = (len(devices), "GPU") if devices else (cores, "core")
     if parallel > most:
         raise UserError(
-            f"parallel: {parallel} runs at a time on {most} {what}{'s' * (most > 1)}; give at most {most}"
+            f"parallel: {parallel} runs at a time on {most} {what}{'s' if most > 1 else ''}; give at most "
+            f"{most}"
         )
     if not devices:
         threads = None if parallel == 1 else cores // parallel
