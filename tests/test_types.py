@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SOUND = """
 from pretrain import RunConfig, recipe, train
@@ -39,6 +41,7 @@ steps: str = run.steps
 """
 
 
+@pytest.mark.slow  # a minute where mypy has no cache
 def test_mypy_finds_planted_typos(tmp_path):
     file = tmp_path / "planted.py"
     file.write_text(SOUND + TYPOS)
