@@ -76,7 +76,7 @@ def describe_opening(
         last.insert(0, ("resume", f"from {resumed_from} ({seen})"))
     return [
         *(log_line(*line) for line in lines),
-        *(line for hook in hooks for line in hook.opening(session)),
+        *(line for hook in hooks for line in hook.announce(session)),
         *(log_line(*line) for line in last),
     ]
 

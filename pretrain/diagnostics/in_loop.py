@@ -97,7 +97,7 @@ class Diagnostics(Hook):
         if self._probe is not None:
             self._probe.config = model
 
-    def opening(self, session: Session) -> list[str]:
+    def announce(self, session: Session) -> list[str]:
         """Why nothing is measured, if so."""
         return [log_line("note", note) for note in self.notes]
 

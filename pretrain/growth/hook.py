@@ -149,7 +149,7 @@ class Growth(Hook):
         model = apply_changes(self.model, growth.pending)
         return HookResult(found, [self._line(growth.pending, model, state.step)], model)
 
-    def opening(self, session: Session) -> list[str]:
+    def announce(self, session: Session) -> list[str]:
         """What asks for heads, when, and how far they may go."""
         config = self.config
         if not config.active:

@@ -77,7 +77,7 @@ class Hook:
         """The engine holds *model* now, whose heads differ from those before. Its layers, and all widths but
         those of attention, are the same."""
 
-    def opening(self, session: Session) -> list[str]:
+    def announce(self, session: Session) -> list[str]:
         """Lines about what the hook is going to do, before the first step. On rank 0; not collective."""
         return []
 

@@ -16,7 +16,7 @@ SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def test_every_installed_command_is_reached():
-    modules = {module for module, _ in cli.commands().values()}
+    modules = {module for module, _ in cli.COMMANDS.values()}
     installed = {target.partition(":")[0] for target in SCRIPTS.values()}
     assert installed - modules == {"pretrain.main", "pretrain.cli"}
 
@@ -29,7 +29,7 @@ def test_help_fits_a_screen(capsys):
     lines = text.splitlines()
     assert len(lines) <= 24 and all(len(line) <= 80 for line in lines)
     named = {line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "}
-    assert named >= {"train", "completion", *cli.commands()}
+    assert named >= {"train", "completion", *cli.COMMANDS}
     assert cli.main([]) == 0
     assert capsys.readouterr().out == text
 

@@ -97,10 +97,11 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
         made(is_main=is_main, size=1, gather=lambda value: [value]),
         made(path=lambda step: folder / f"step_{step}"),
     )
-    parts = {"world": world, "store": store, "data": made(is_text=is_text), "model": made(context_length=8)}
-    session = made(run=run, hooks=[hook], finished=True, **parts)
+    parts = {"world": world, "data": made(is_text=is_text), "model_config": made(context_length=8)}
+    session = made(run=run, finished=True, **parts)
     state = made(step=2, tokens=10, seconds=1.0, skipped=0)
     parts = {"engine": None, "data_share": 0.0, "metrics": made(close=lambda: None)}
+    parts |= {"hooks": [hook], "store": store}
     trainer = made(
         session=session, run=run, state=state, control=made(listener=made(mark_saved=nullcontext)), **parts
     )
@@ -137,7 +138,7 @@ FUSED = [
 def test_what_is_fused(fused, classes, t, expected):
     made = SimpleNamespace
     decisions, model, world = made(fused=Decision(fused, "")), made(classes=classes), made(tensor_parallel=t)
-    assert report._describe_fused(made(decisions=decisions, model=model, world=world)) == expected
+    assert report._describe_fused(made(decisions=decisions, model_config=model, world=world)) == expected
 
 
 def test_a_run_of_a_study_is_grouped_by_it(tmp_path):

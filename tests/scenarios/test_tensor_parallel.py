@@ -7,7 +7,6 @@ import torch
 
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
-from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.engine.patches import prepare_deepspeed
@@ -15,7 +14,7 @@ from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
-from tests.helpers.training import ROOT, broken_off, curve, nano_run, session
+from tests.helpers.training import ROOT, broken_off, curve, engine_of, nano_run, session
 
 STEPS = 12
 # Clipping and decay so strong that a wrong norm, or a shard that is not decayed, shows in the first digits.
@@ -35,7 +34,7 @@ def train(tensor_parallel, stage, precision="fp32", sequence_parallel=False, com
     plan = plan_batch(64, 2, config, world.data_parallel, 1 << 30, "cpu", tensor_parallel)
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
     merged = merge_ds_config(ds_config, run, plan, precision == "bf16", config)
-    engine = build_engine(run, config, merged, world.grid)
+    engine = engine_of(run, config, merged, world.grid)
     data = torch.randint(0, 300, (STEPS, plan.sequences, 17), generator=torch.Generator().manual_seed(5))
     losses, norms = [], []
     for step in range(STEPS):

@@ -173,7 +173,9 @@ def test_without_a_held_out_window(small_folder, small, tmp_path):
 def notes_of(run):
     """What a trainer has to say before it trains, or the line that ends it."""
     try:
-        return build(run, Shape(1, 2)).notes
+        opened = build(run, Shape(1, 2))
+        said = [line for hook in opened.trainer.hooks for line in hook.announce(opened)]
+        return [line.removeprefix("note     ") for line in said]
     except UserError as error:
         return str(error)
 

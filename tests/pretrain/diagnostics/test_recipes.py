@@ -6,7 +6,6 @@ import pytest
 
 from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
-from pretrain.config.lr_rules import parse_rules
 from pretrain.optim.groups import run_groups
 
 
@@ -19,14 +18,14 @@ def test_matched_recipes(size):
     """arXiv 2605.10504: a quarter of the rate for W_Q and W_K of the upper half, 4 % of the run, then 1 %;
     2.5B tokens at 270M, 7.0B at 0.7B. Nothing but the rule differs."""
     control = parse("--config", size)
-    assert control.lr_rules == [] and control.diagnostics.release == 0.04
+    assert control.lr_rules == () and control.diagnostics.release == 0.04
     for name in ("upper_qk", "upper_qk_maturity"):
         ruled = parse("--config", size, "--lr_rules", f"[{name}]")
-        (rule,) = parse_rules(ruled.lr_rules)
+        (rule,) = ruled.lr_rules
         assert (rule.parameters, rule.layers, rule.scale) == (("q", "k"), ("upper_half",), 0.25)
         end = rule.latest if rule.release == "maturity" else rule.hold
         assert (end, rule.ramp) == (0.12 if name.endswith("maturity") else 0.04, 0.01)
-        assert dataclasses.replace(ruled, lr_rules=[]) == control
+        assert dataclasses.replace(ruled, lr_rules=()) == control
     tokens = control.steps * control.global_batch_tokens
     if size != "mini":
         assert tokens == pytest.approx({"270m": 2.5e9, "700m": 7.0e9}[size], rel=1e-3)

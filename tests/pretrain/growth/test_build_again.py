@@ -2,10 +2,12 @@
 before."""
 
 import weakref
+from unittest import mock
 
 import pytest
 
 from pretrain import trainer
+from pretrain.assembly import open_run
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import nano_run, session
 
@@ -28,11 +30,11 @@ def left_alive(run, stage):
         parts.append(("optimizer", weakref.ref(engine.optimizer)))
         return engine
 
-    trainer.build_engine = built
-    try:
+    with (
+        mock.patch.object(trainer, "build_engine", built),
+        mock.patch.object(open_run, "build_engine", built),
+    ):
         session(run, stage)
-    finally:
-        trainer.build_engine = original
     return alive
 
 

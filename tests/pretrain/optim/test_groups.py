@@ -12,12 +12,12 @@ from model.process_grid import ALONE
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.sections import OptimizerConfig
-from pretrain.engine.build import build_engine
 from pretrain.engine.ds_config import merge_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.distributed import run_distributed
+from tests.helpers.training import engine_of
 
 
 def expected_groups(config, decay_embeddings=False):
@@ -100,7 +100,7 @@ def engine_groups(stage):
     config = run.build_model_config(300)
     plan = plan_batch(run.global_batch_tokens, 1, config, torch.distributed.get_world_size(), 1 << 30, "cpu")
     merged = merge_ds_config(read_ds_config(f"ds_configs/zero{stage}.json"), run, plan, False, config)
-    engine = build_engine(run, config, merged, ALONE)
+    engine = engine_of(run, config, merged, ALONE)
     rates = GroupRates(run_groups(run, config), run).write(engine.optimizer, step=0)
     groups = engine.optimizer.param_groups
     written = [(g["name"], g["lr"], g["weight_decay"]) for g in groups]
