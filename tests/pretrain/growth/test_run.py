@@ -95,10 +95,10 @@ def stopped_in_the_hook(run, step):
     """A session that is asked to stop in the middle of the check after *step* steps."""
     original = Growth.run
 
-    def abandoned(self, engine, state):
+    def abandoned(self, engine, state, figures):
         if state.step == step:
             raise Stopped("asked to stop", 75)
-        return original(self, engine, state)
+        return original(self, engine, state, figures)
 
     Growth.run = abandoned
     try:
