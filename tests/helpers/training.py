@@ -91,7 +91,13 @@ def build(run: RunConfig, settings: int | dict[str, Any] = 2, hooks: Sequence[An
         settings = read_ds_config(str(ROOT / f"ds_configs/zero{settings}.json"))
     listener = StopListener()
     _held.callback(listener.close)
-    with mock.patch("pretrain.assembly.open_run.describe_opening", return_value=[]) as opening, LIGHT:
+    # Another worker may be next to open it, while this one waits.
+    unlocked = mock.patch("pretrain.assembly.open_run.hold_run_folder")
+    with (
+        mock.patch("pretrain.assembly.open_run.describe_opening", return_value=[]) as opening,
+        LIGHT,
+        unlocked,
+    ):
         trainer = _held.enter_context(open_run(run, dict(settings), listener, hooks, load_finished=True))
     assert isinstance(trainer, Trainer)
     return Opened(trainer, [] if opening.call_args is None else opening.call_args.args[3])
