@@ -39,7 +39,7 @@ class Configuration(NamedTuple):
 
 
 GROWS = "--growth.criterion incrt --growth.interval 1 --growth.calibration 1 --growth.grow_above 1e-6"
-RULE = "{name: slow, parameters: [q, k], layers: upper_half, scale: 0.25, release: maturity, latest: 4}"
+RULE = "{name: slow, parameters: [q, k], layers: upper_half, scale: 0.25, release: maturity, latest: 3}"
 CONFIGURATIONS = {
     "one rank": Configuration(),
     "bf16": Configuration("--precision bf16"),
