@@ -8,8 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.classification.corpus import prepare_builtin_labelled
-from pretrain.classification.data import LabelledData
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
@@ -57,7 +55,11 @@ def _open_all(run: RunConfig, report: Callable[[object], None]) -> RunData:
     if run.validation.data is not None:
         validation = _open_validation(run.validation.data, data.tokenizer)
         data = dataclasses.replace(data, validation=validation)
-    return LabelledData(data.corpora, data.validation) if run.task == "classification" else data
+    if run.task == "classification":
+        from pretrain.classification.data import LabelledData
+
+        data = LabelledData(data.corpora, data.validation)
+    return data
 
 
 def _open_validation(text: str, tokenizer: Tokenizer) -> list[tuple[Corpus, Fraction]]:
@@ -79,6 +81,8 @@ def _open_validation(text: str, tokenizer: Tokenizer) -> list[tuple[Corpus, Frac
 def _builtin(run: RunConfig, report: Callable[[object], None]) -> Path:
     """The built-in corpus of the run's kind."""
     if run.task == "classification":  # snippets of Python's standard library, labelled by package
+        from pretrain.classification.corpus import prepare_builtin_labelled
+
         return prepare_builtin_labelled(run.data_root, run.vocab_size, report)
     return prepare_builtin(run.data_root, run.vocab_size, report)
 

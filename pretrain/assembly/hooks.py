@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from model.errors import UserError, quote
-from pretrain.classification.hook import AccuracyHook
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
-from pretrain.growth.hook import Growth
 from pretrain.growth.record import NAME as GROWTH
-from pretrain.profiling.hook import FOLDER, Profiler
 from pretrain.run.hooks import Hook
 from pretrain.run.resume import check_records
 from pretrain.run.session import Session
@@ -18,7 +15,7 @@ from pretrain.validation.hook import ValidationHook
 
 
 def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ()) -> list[Hook]:
-    """The hooks of a session. Collective.
+    """The hooks of a session, whose modules are imported where they are asked for. Collective.
 
     Args:
         own: the user's; each is called with the session and gives a hook.
@@ -28,20 +25,27 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
     """
     run, world = session.run, session.world
     hooks: list[Hook] = []
-    if run.validation.every:
-        hooks.append((AccuracyHook if run.task == "classification" else ValidationHook)(session))
+    if run.validation.every and run.task == "classification":
+        from pretrain.classification.hook import AccuracyHook
+
+        hooks.append(AccuracyHook(session))
+    elif run.validation.every:
+        hooks.append(ValidationHook(session))
     if run.evaluation.every:
-        from pretrain.evaluation.in_loop import EvaluationHook  # lm-eval takes seconds to import
+        from pretrain.evaluation.in_loop import EvaluationHook
 
         hooks.append(EvaluationHook(session))
     # Maturity first: the step at which it releases a rule is one whose weights diagnostics keep.
     hooks += [Maturity(session), Diagnostics(session)]
-    grows = run.growth.active or bool(session.state.record(GROWTH))
     if steps := run.profiled_steps():
+        from pretrain.profiling.hook import FOLDER, Profiler
+
         hooks.append(Profiler(*steps, run.folder / FOLDER, world.rank, world.device))
     hooks += [make(session) for make in own]
-    if grows:  # last, since the others measure the model that the step has trained
-        hooks.append(Growth(session))
+    if run.growth.active or session.state.record(GROWTH):
+        from pretrain.growth.hook import Growth
+
+        hooks.append(Growth(session))  # last: the others measure the model that the step has trained
     names = [hook.name for hook in hooks]
     for name in names:
         if names.count(name) > 1:

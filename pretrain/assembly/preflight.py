@@ -13,7 +13,6 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
-from pretrain.evaluation.checks import check_evaluation
 from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.runtime.environment import check_threads, read_environment
 from pretrain.utils.env_check import check_variables
@@ -55,6 +54,8 @@ def check_start(run: RunConfig) -> None:
         launch.size // run.tensor_parallel,
     )
     if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
+        from pretrain.evaluation.checks import check_evaluation
+
         check_evaluation(run.evaluation)
 
 
