@@ -2,6 +2,7 @@
 
     python examples/own_hook.py
 
+For ZeRO stages 1 and 2 without tensor parallelism: elsewhere a rank holds a part of each parameter.
 examples/best_loss.py is a hook that remembers something from one session to the next.
 """
 
