@@ -113,7 +113,10 @@ def commands_page() -> str:
     """What --help of each command and subcommand prints."""
     os.environ["COLUMNS"] = "100"
     lines = ["# Commands", ""]
-    for name, text in {"train": cli.TRAIN, **{name: of[1] for name, of in cli.COMMANDS.items()}}.items():
+    for name, text in {
+        "train": cli.TRAIN,
+        **{name: command[1] for name, command in cli.COMMANDS.items()},
+    }.items():
         lines += [f"## {name}", "", f"{text[0].upper()}{text[1:]}.", ""]
         if name == "train":
             lines += [

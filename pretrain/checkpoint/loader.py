@@ -106,7 +106,7 @@ def _restore(
                         checkpoint.read_shard(name, key, rank, start, place)
                     continue
                 full = checkpoint.tensor(name, key)
-                elements = shard_of(full, checkpoint.specs[name], count, rank, shapes[name]).flatten()
+                elements = take_shard(full, checkpoint.specs[name], count, rank, shapes[name]).flatten()
                 for start, place in places:
                     place.copy_(elements[start : start + place.numel()])
             if progress:
@@ -129,7 +129,7 @@ def _step_like(adam: Any, master: Tensor, step: int) -> Any:
     return step
 
 
-def shard_of(full: Tensor, spec: ParameterSpec, count: int, rank: int, shape: tuple[int, ...]) -> Tensor:
+def take_shard(full: Tensor, spec: ParameterSpec, count: int, rank: int, shape: tuple[int, ...]) -> Tensor:
     """The part of a full tensor that tensor-parallel rank *rank* of *count* holds, of the given *shape*."""
     if spec.vocabulary:  # padded to a multiple that depends on the number of ranks, with zeros
         rows = shape[0] * count

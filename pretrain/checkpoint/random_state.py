@@ -23,8 +23,8 @@ def random_state() -> dict[str, Tensor]:
     numpy = np.random.get_state(legacy=False)
     twister = numpy["state"]
     states = {
-        "python": _packed(words[:-1], words[-1], kept),
-        "numpy": _packed(twister["key"], twister["pos"], numpy["gauss"] if numpy["has_gauss"] else None),
+        "python": _pack(words[:-1], words[-1], kept),
+        "numpy": _pack(twister["key"], twister["pos"], numpy["gauss"] if numpy["has_gauss"] else None),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_initialized():  # not in a run on CPUs of a machine with a GPU, which it would open
@@ -38,9 +38,9 @@ def restore_random_state(states: Mapping[str, Tensor]) -> None:
     Raises:
         Exception: of any class, from a state that makes no sense.
     """
-    words, position, kept = _unpacked(states[f"{PREFIX}python"])
+    words, position, kept = _unpack(states[f"{PREFIX}python"])
     random.setstate((3, (*words, position), kept))
-    words, position, kept = _unpacked(states[f"{PREFIX}numpy"])
+    words, position, kept = _unpack(states[f"{PREFIX}numpy"])
     key = np.array(words, dtype=np.uint32)
     np.random.set_state(("MT19937", key, position, int(kept is not None), kept or 0.0))
     torch.set_rng_state(states[f"{PREFIX}torch"].clone())
@@ -48,12 +48,12 @@ def restore_random_state(states: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states[f"{PREFIX}cuda"].clone())
 
 
-def _packed(words: Sequence[int], position: int, kept: float | None) -> Tensor:
+def _pack(words: Sequence[int], position: int, kept: float | None) -> Tensor:
     # Whole numbers below 2^53 are exact in float64.
     numbers = [*words, position, kept is not None, kept or 0.0]
     return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 
 
-def _unpacked(state: Tensor) -> tuple[list[int], int, float | None]:
+def _unpack(state: Tensor) -> tuple[list[int], int, float | None]:
     *words, position, has_kept, kept = state.tolist()
     return [int(word) for word in words], int(position), kept if has_kept else None

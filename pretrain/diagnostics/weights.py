@@ -20,7 +20,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.initialization import initial_value
 from model.parameters import ParameterSpec
-from pretrain.checkpoint.loader import shard_of
+from pretrain.checkpoint.loader import take_shard
 from pretrain.engine.layout import engine_flats, inner_optimizer, shard_shapes, tensor_place
 from pretrain.optim.muon import MOMENTS, is_muon
 from pretrain.runtime.world import World
@@ -95,7 +95,7 @@ class OwnWeights:
         for name, pieces in self._pieces.items():
             if pieces:
                 place = (self.tensor_parallel, self.tensor_rank, self.shapes[name])
-                shard = shard_of(full(name), self.specs[name], *place).flatten()
+                shard = take_shard(full(name), self.specs[name], *place).flatten()
                 found[name] = [shard[start : start + view.numel()].clone() for view, start in pieces]
         return found
 

@@ -53,7 +53,7 @@ def hook(act):
     class Acts(Hook):
         name = "acts"
         def __init__(self, session): pass
-        def due(self, step): return step == 2
+        def is_due(self, step): return step == 2
         def run(self, engine, state, figures):
             act()
             return HookResult()

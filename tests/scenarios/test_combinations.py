@@ -122,7 +122,7 @@ class Asks:
     def reason(self):
         return "test" if self.state.step >= self.step - 1 else None
 
-    def agreed(self):
+    def mark_agreed(self):
         pass
 
 

@@ -97,12 +97,12 @@ def pairs_needed(effect: float, sd: float, power: float = 0.8, confidence: float
     if effect == 0 or math.isnan(effect) or math.isnan(sd):
         return None
 
-    def missing(pairs: float) -> float:
+    def find_gap(pairs: float) -> float:
         return power - paired_power(effect, sd, pairs, confidence)
 
-    if sd == 0 or missing(2) <= 0:
+    if sd == 0 or find_gap(2) <= 0:
         return 2
-    return None if missing(MOST_PAIRS) > 0 else math.ceil(brentq(missing, 2, MOST_PAIRS))
+    return None if find_gap(MOST_PAIRS) > 0 else math.ceil(brentq(find_gap, 2, MOST_PAIRS))
 
 
 def detectable_effect(sd: float, pairs: int, power: float = 0.8, confidence: float = CONFIDENCE) -> float:
@@ -114,11 +114,11 @@ def detectable_effect(sd: float, pairs: int, power: float = 0.8, confidence: flo
         sd: standard deviation of the paired differences.
         power: above 1 - *confidence*, which a difference of zero is found with.
     """
-    return math.nan if pairs < 2 else sd * _detectable(pairs, power, confidence)
+    return math.nan if pairs < 2 else sd * _solve_detectable(pairs, power, confidence)
 
 
 @lru_cache
-def _detectable(pairs: int, power: float, confidence: float) -> float:
+def _solve_detectable(pairs: int, power: float, confidence: float) -> float:
     """In standard deviations."""
     from scipy.optimize import brentq
 

@@ -51,7 +51,7 @@ class Asked:
         self.after -= 1
         return "SIGUSR1" if self.after < 0 else None
 
-    def agreed(self):
+    def mark_agreed(self):
         self.has_agreed = True
 
 

@@ -230,6 +230,6 @@ def test_learning_less_contrasts_halves_of_the_blocks(name):
 
 
 def test_the_small_ablation_has_the_papers_head_counts():
-    small, full = (heads_of(read_study(find_study(f"prism_ablation{of}")), "") for of in ("-small", ""))
+    small, full = (heads_of(read_study(find_study(f"prism_ablation{scale}")), "") for scale in ("-small", ""))
     assert small == full and len(small) == 9
     assert list(small.values())[7] == parse_heads("3x2,6x2,8x2,12x6")

@@ -44,7 +44,7 @@ def columns(levels):
 def fitted(effects):
     """Coefficients, their covariance and the error's degrees of freedom."""
     rows = np.array([columns(effects.design.rows[variant]) for variant in effects.values])
-    losses = np.array([of[301] for of in effects.values.values()])
+    losses = np.array([by_seed[301] for by_seed in effects.values.values()])
     coefficients = np.linalg.lstsq(rows, losses, rcond=None)[0]
     degrees = len(losses) - rows.shape[1]
     variance = np.sum((losses - rows @ coefficients) ** 2) / degrees
@@ -107,7 +107,7 @@ def test_every_contrast_agrees_with_numpy(effects, fitted, means):
 def test_every_share_of_the_variance_is_one_of_squared_differences_of_means(effects):
     """In a balanced array of strength 4 the sums of squares are those of means, without any model."""
     rows = np.array([effects.design.rows[variant] for variant in effects.values])
-    losses = np.array([of[301] for of in effects.values.values()])
+    losses = np.array([by_seed[301] for by_seed in effects.values.values()])
     total, mean = np.sum((losses - losses.mean()) ** 2), losses.mean()
     shares = {line.term: line.share for line in effects.variance}
     names = [factor.name for factor in effects.design.factors]
@@ -130,7 +130,7 @@ def test_every_share_of_the_variance_is_one_of_squared_differences_of_means(effe
 def test_predictions_are_sums_of_effects(effects):
     """Of the additive model, with 256 runs of a balanced array."""
     rows = np.array([effects.design.rows[variant] for variant in effects.values])
-    losses = np.array([of[301] for of in effects.values.values()])
+    losses = np.array([by_seed[301] for by_seed in effects.values.values()])
     mean = losses.mean()
     for found in effects.predictions:
         levels = [
