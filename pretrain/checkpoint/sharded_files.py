@@ -28,7 +28,7 @@ from pretrain.checkpoint.source import ParameterGroup
 from pretrain.checkpoint.state import WorldRecord, explain_damage
 
 # Pages of a mapped file count as this process's memory until it is unmapped: reopen after this many bytes.
-RELEASE_AFTER = 64 << 20
+RELEASE_AFTER = 16 << 20
 
 
 class ShardedFiles:
