@@ -18,9 +18,8 @@ from pretrain.prepare.assemble import SPLITS, Selection
 from pretrain.prepare.make import make_corpus, prepare_builtin
 from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from tests.helpers.corpora import contents, texts_of
+from tests.helpers.launch import ROOT
 from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
-
-ROOT = Path(__file__).parents[4]
 
 
 def make_small(out: Path, report=lambda _: None) -> Path:
