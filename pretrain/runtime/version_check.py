@@ -12,7 +12,7 @@ from model.errors import UserError
 from pretrain.runtime.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_IN_RUNS = ("cli.py", "convert.py", "generate.py", "hf", "plan", "prepare", "presets.py", "study")
+NOT_IN_RUNS = ("presets.py", "study")
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "transformers")
 
 
