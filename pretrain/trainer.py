@@ -126,6 +126,7 @@ class Trainer:
                 self.metrics.message(log_line("mirror", left))
             if stop:
                 raise stop
+        control.end_watch()  # what follows the last save must not fail the run
         return self.engine
 
     def close(self) -> None:

@@ -50,6 +50,11 @@ class Control:
         if self.watchdog is not None:
             self.watchdog.heartbeat(doing)
 
+    def end_watch(self) -> None:
+        """Tell the watchdog that nothing is left that may hang."""
+        if self.watchdog is not None:
+            self.watchdog.stop()
+
     def start_vote(self, turn: int, writing: bool) -> None:
         """Submit whether this rank was asked to stop and whether it still writes a checkpoint; some turns
         have no vote.

@@ -76,6 +76,10 @@ class Watchdog:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._thread is not None and isinstance(error, Exception) and self._seconds_left() <= 0:
             self._thread.join()
+        self.stop()
+
+    def stop(self) -> None:
+        """Watch no longer. May be called again."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
