@@ -49,8 +49,8 @@ class ShardedFiles:
         self.folder, self.specs = folder, specs
         with explain_damage(folder / INDEX):
             self._index = read_index(folder)
-        self.shards = self._index.tensor_parallel
-        ranks = (self._index.ranks, self.shards)
+        self._shards = self._index.tensor_parallel
+        ranks = (self._index.ranks, self._shards)
         if world and ranks != (world.ranks, world.tensor_parallel):
             raise UserError(
                 f"checkpoint: {folder / INDEX} is of {ranks[0]} ranks, {ranks[1]} of them tensor-parallel, "
@@ -93,6 +93,9 @@ class ShardedFiles:
                 whole.narrow(entry.split, number * length, length).copy_(shard)
         return whole[: self.specs[name].shape[0]]
 
+    def holds_shard(self, name: str, count: int) -> bool:
+        return self.specs[name].shard_dimension is None or self._shards == count
+
     def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
         entry = self._index.parameters[name]
         if key not in self._keys(entry):
@@ -114,7 +117,7 @@ class ShardedFiles:
         for rank in range(part, self._index.ranks, parts):
             path = self.folder / rank_file(rank)
             with explain_damage(path):
-                for (key, number), least in self._needed.get(rank, {}).items():
+                for (key, number), least in self._least_sizes.get(rank, {}).items():
                     flat = self._flat(rank, key, number)
                     shape = flat.get_shape()
                     if flat.get_dtype() != "F32" or len(shape) != 1 or shape[0] < least:
@@ -134,15 +137,15 @@ class ShardedFiles:
         self._read_bytes = 0
 
     @cached_property
-    def _needed(self) -> dict[int, dict[tuple[str, int], int]]:
+    def _least_sizes(self) -> dict[int, dict[tuple[str, int], int]]:
         """By rank, the fewest elements that each flat tensor of its file must have."""
-        needed: dict[int, dict[tuple[str, int], int]] = {}
+        least: dict[int, dict[tuple[str, int], int]] = {}
         for entry in self._index.parameters.values():
             for rank, number, offset, length in (piece for pieces in entry.shards for piece in pieces):
-                flats = needed.setdefault(rank, {})
+                flats = least.setdefault(rank, {})
                 for key in self._keys(entry):
                     flats[key, number] = max(flats.get((key, number), 0), offset + length)
-        return needed
+        return least
 
     def _keys(self, entry: Parameter) -> list[str]:
         """What the files hold of a parameter."""
@@ -160,10 +163,10 @@ class ShardedFiles:
     def _check_entry(self, name: str, entry: Parameter) -> None:
         """Raise UserError for an entry that is not what the model says, or contradicts itself."""
         spec, found = self.specs[name], (entry.shape, entry.shard_shape, entry.split)
-        split = spec.shard_dimension if self.shards > 1 else None
+        split = spec.shard_dimension if self._shards > 1 else None
         shard_shape = self._padded_shape(name)
         if split is not None:
-            shard_shape[split] //= self.shards
+            shard_shape[split] //= self._shards
         expected = (list(spec.shape), shard_shape, split)
         where = f"checkpoint: {self.folder / INDEX}"
         if found != expected:
@@ -173,7 +176,7 @@ class ShardedFiles:
                 "another model"
             )
         lengths = [sum(length for _, _, _, length in pieces) for pieces in entry.shards]
-        if lengths != [math.prod(shard_shape)] * (1 if split is None else self.shards):
+        if lengths != [math.prod(shard_shape)] * (1 if split is None else self._shards):
             raise UserError(f"{where}: the pieces of {name} are not those of {shard_shape} on a rank")
         if any(rank >= self._index.ranks for pieces in entry.shards for rank, _, _, _ in pieces):
             raise UserError(f"{where}: {name} lies on a rank beyond {self._index.ranks - 1}")
@@ -185,6 +188,6 @@ class ShardedFiles:
         spec = self.specs[name]
         shape = list(spec.shape)
         if spec.vocabulary:
-            multiple = math.lcm(VOCABULARY_MULTIPLE, self.shards)
+            multiple = math.lcm(VOCABULARY_MULTIPLE, self._shards)
             shape[0] = -(-shape[0] // multiple) * multiple
         return shape

@@ -21,14 +21,15 @@ class Source(Protocol):
     """Where a checkpoint's tensors come from."""
 
     groups: dict[str, ParameterGroup]
-    shards: int
-    """Tensor-parallel ranks whose shards read_shard reads; 0: it reads none."""
 
     def names(self) -> list[str]:
         """Names of the parameters."""
 
     def tensor(self, name: str, key: str) -> Tensor:
         """MASTERS or one of MOMENTS of a parameter, in full."""
+
+    def holds_shard(self, name: str, count: int) -> bool:
+        """Whether read_shard reads the shards of a parameter that *count* tensor-parallel ranks have."""
 
     def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
         """Fill *out*, flat, with the elements of a parameter's shard from *start* on.

@@ -91,9 +91,8 @@ class UnshardedCheckpoint:
             return self._source.tensor(name, key)
 
     def holds_shard(self, name: str, count: int) -> bool:
-        """Whether read_shard reads the shards of a parameter that *count* tensor-parallel ranks have."""
-        whole = self._source.shards > 0 and self.specs[name].shard_dimension is None
-        return whole or self._source.shards == count
+        """See Source.holds_shard."""
+        return self._source.holds_shard(name, count)
 
     def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
         """Fill *out*, flat fp32, with the elements of a shard from *start* on, and read no others.

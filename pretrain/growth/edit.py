@@ -117,9 +117,7 @@ def apply_pending_changes(checkpoint: UnshardedCheckpoint) -> UnshardedCheckpoin
 
 
 class _ChangedSource:
-    """A checkpoint's tensors with heads added and removed (a Source); whole parameters alone."""
-
-    shards = 0
+    """A checkpoint's tensors with heads added and removed (a Source)."""
 
     def __init__(
         self, checkpoint: UnshardedCheckpoint, model: ModelConfig, changes: Sequence[Change]
@@ -137,10 +135,10 @@ class _ChangedSource:
             self._new[change] = candidate(model, state.run.get("seed", 0), state.step, change, directions)
 
     def tensor(self, name: str, key: str) -> Tensor:
-        tensor, role = self._checkpoint.tensor(name, key), self._checkpoint.specs[name].role
-        changes = [change for change in self._changes if change.layer == role.layer]
-        if role.layer is None or not changes or not has_heads(role):
+        tensor, role, changes = self._checkpoint.tensor(name, key), *self._find_changes(name)
+        if not changes:
             return tensor
+        assert role.layer is not None
         dimension = 1 if role.part == "o" else 0
         head_dim = self._model.layer_head_dim(role.layer)
         heads = list(tensor.split(head_dim, dimension))
@@ -151,8 +149,17 @@ class _ChangedSource:
                 heads.append(self._head(change, role, key, heads[0]))
         return torch.cat(heads, dimension)
 
+    def holds_shard(self, name: str, count: int) -> bool:
+        return not self._find_changes(name)[1] and self._checkpoint.holds_shard(name, count)
+
     def read_shard(self, name: str, key: str, shard: int, start: int, out: Tensor) -> None:
-        raise NotImplementedError("shards is 0")
+        self._checkpoint.read_shard(name, key, shard, start, out)
+
+    def _find_changes(self, name: str) -> tuple[ParameterRole, list[Change]]:
+        """The role of a parameter, and the changes of its heads."""
+        role = self._checkpoint.specs[name].role
+        changes = [change for change in self._changes if change.layer == role.layer]
+        return role, changes if has_heads(role) else []
 
     def _head(self, change: Change, role: ParameterRole, key: str, like: Tensor) -> Tensor:
         """The new head's part of a weight or bias; its moments begin at zero, as do biases and the
