@@ -24,8 +24,7 @@ def settle_machine(decisions: Decisions, world: World) -> list[str]:
     """
     torch.set_num_threads(decisions.threads.value)
     compiled = ("compile", f"compile on {world.device.type}") if decisions.compile.value else ()
-    zero = decisions.ds_config.value["zero_optimization"]
-    offloads = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+    offloads = decisions.settings.offload_optimizer
     check_variables("plots", *compiled, *(["extensions"] if offloads else []))
     notes = [keep_compiled_code_private()] if compiled else []
     if offloads and "TORCH_EXTENSIONS_DIR" not in os.environ:

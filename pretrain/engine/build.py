@@ -24,6 +24,7 @@ from model.transformer import Fused, Transformer
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.compiling import compile_network
 from pretrain.engine.deepspeed_logging import quiet_start, show_requested_logs
+from pretrain.engine.ds_config import is_offloaded
 from pretrain.engine.matrix_exchange import connect_muon
 from pretrain.engine.mpu import deepspeed_mpu
 from pretrain.engine.op_build_lock import lock_by_process
@@ -89,8 +90,7 @@ def build_run_optimizer(
     run: RunConfig, network: Transformer, ds_config: dict[str, Any]
 ) -> torch.optim.Optimizer:
     """Build the run's optimizer, whose groups have names, over the parameters of *network*."""
-    zero = ds_config["zero_optimization"]
-    offload = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+    offload = is_offloaded(ds_config["zero_optimization"], "offload_optimizer")
     if offload and run.optimizer.kind == "adamw":
         lock_by_process()  # DeepSpeed compiles its optimizer
     groups = parameter_groups(network, run.optimizer, run.lr_rules)

@@ -214,8 +214,8 @@ class EngineSettings:
         return cls(
             stage=stage,
             bf16=bf16,
-            offload_optimizer=_offloads(zero, "offload_optimizer"),
-            offload_parameters=stage == 3 and _offloads(zero, "offload_param"),
+            offload_optimizer=is_offloaded(zero, "offload_optimizer"),
+            offload_parameters=stage == 3 and is_offloaded(zero, "offload_param"),
             accumulation_bytes=_DTYPE_BYTES.get(accumulation, compute),
             communication_bytes=_DTYPE_BYTES.get(communication, compute),
             overlap=stage == 3 if overlap is None else bool(overlap),
@@ -250,6 +250,7 @@ class EngineSettings:
         return self.accumulation_bytes != self.compute_bytes
 
 
-def _offloads(zero: Mapping[str, Any], section: str) -> bool:
+def is_offloaded(zero: Mapping[str, Any], section: str) -> bool:
+    """Whether a section of zero_optimization, such as offload_optimizer, names a device."""
     block = zero.get(section) or {}
     return str(block.get("device", "none")) != "none"
