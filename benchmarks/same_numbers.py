@@ -69,7 +69,8 @@ def train(root: Path, folder: Path, name: str, data: Path) -> list[dict[str, Any
     for session, steps in enumerate((3, 6)):
         ranks = configuration.ranks[session]
         flags = f"{BASE} {configuration.flags} --steps {steps} --tensor_parallel {configuration.t[session]}"
-        flags += " --precision fp32" * ("--precision" not in flags)
+        if "--precision" not in flags:
+            flags += " --precision fp32"
         flags += f" --ds_config ds_configs/{configuration.ds_config[session]}.json"
         flags += f" --data_root {data} --runs_dir {folder}"
         launcher = ["torch.distributed.run", "--nproc_per_node", str(ranks), "--standalone"]

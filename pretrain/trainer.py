@@ -264,10 +264,9 @@ class Trainer:
         """
         state = self.state
         hooks: dict[str, Hook] = {hook.name: hook for hook in self.hooks}
-        figures: dict[str, Any] = {}
+        figures = self._read_figures() if state.pending else {}
         while state.pending:
             if hook := hooks.get(state.pending[0]):  # one that this session has turned off is left out
-                figures = self._figures() | figures
                 try:
                     with (
                         self.metrics.pause(),
@@ -283,8 +282,8 @@ class Trainer:
             state.pending = state.pending[1:]
         return None
 
-    def _figures(self) -> dict[str, Any]:
-        """The row of the newest step so far; of a step of an earlier session as metrics.jsonl has it."""
+    def _read_figures(self) -> dict[str, Any]:
+        """The row of this step so far; of a step of an earlier session as metrics.jsonl has it."""
         row = self.log.read()
         if row is None:
             step, folder = self.state.step, self.run.folder

@@ -43,7 +43,6 @@ class StepLog:
         device."""
         self._losses: list[Tensor] = []
         self._norms: list[Any] = []
-        self._newest: dict[str, Any] | None = None
 
     @property
     def seconds(self) -> float:
@@ -64,10 +63,10 @@ class StepLog:
         LOSSES are means over the data-parallel ranks, ``grad_norm`` is the global norm before clipping.
 
         Returns:
-            The newest step's row; None if this session has trained none.
+            A copy of the newest step's row; None if no step was noted since the last flush.
         """
         if not self._losses:
-            return self._newest
+            return dict(self._rows[-1][1]) if self._rows else None
         losses = self.world.sum(torch.stack(self._losses).double()) / self.world.data_parallel  # [steps, k]
         norms = [torch.as_tensor(norm, dtype=torch.float64, device=losses.device) for norm in self._norms]
         read = torch.cat([losses, torch.stack(norms)[:, None]], 1).tolist()  # waits for the device
@@ -75,8 +74,8 @@ class StepLog:
         names = (*LOSSES[: losses.shape[1]], "grad_norm")
         for (_, row), values in zip(self._rows[-len(read) :], read, strict=True):
             row |= dict(zip(names, values, strict=True))
-        self._losses, self._norms, self._newest = [], [], dict(self._rows[-1][1])
-        return self._newest
+        self._losses, self._norms = [], []
+        return dict(self._rows[-1][1])
 
     def flush(self, extra: dict[str, Any] | None = None) -> None:
         """Write the rows noted so far, the newest with the throughput and with *extra*. Collective."""
