@@ -10,7 +10,6 @@ from pydantic import Field
 
 from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared
 from pretrain.config.options import parse_options
-from pretrain.hf.model_folder import check_model
 from pretrain.runtime.command import run_command
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ def run_generate(arguments: Sequence[str]) -> None:
     """
     description = "Continue a text with a trained model."
     options = parse_options(GenerateOptions, arguments, "python -m pretrain.generate", description, ["model"])
+    from pretrain.hf.model_folder import check_model
+
     check_model(options.model, options.step)
     from pretrain.engine.deepspeed_logging import quiet_libraries
 
