@@ -5,7 +5,7 @@
 
 The default run, uncompiled, in one process, with its data prepared; only the files of model/ and pretrain/
 count. Functions are those that Python has called until the first optimizer step is done, threads included.
-Circles are groups of modules that import each other, inside functions and for type checkers, too.
+Circles are groups of modules that import each other, also inside functions and for type checkers.
 """
 
 from __future__ import annotations

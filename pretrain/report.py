@@ -36,7 +36,7 @@ def describe_opening(
     collective.
 
     Args:
-        resumed_from: the checkpoint that the session goes on from.
+        resumed_from: the checkpoint that the session continues from.
         notes: what the user should know, a line each.
     """
     run, model, batch, world = session.run, session.model_config, session.batch, session.world

@@ -21,10 +21,10 @@ from pretrain.run.decisions import Decisions
 from pretrain.run.hooks import Hook
 from pretrain.run.resume import (
     IMPORT,
-    begins_optimizer_anew,
     check_imported,
     check_resume,
     is_imported,
+    resets_optimizer,
 )
 from pretrain.runtime.version_check import code_hash
 from pretrain.runtime.world import World
@@ -65,7 +65,7 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
 def next_state(
     saved: TrainingState, run: RunConfig, decisions: Decisions, data: RunData, world: World
 ) -> TrainingState:
-    """The state with which a session goes on from that of a checkpoint."""
+    """The state of a session that continues from a checkpoint's."""
     state = dataclasses.replace(
         saved,
         skipped_in_a_row=0,  # settings may have changed, so a run that had stopped learning gets a new chance
@@ -96,12 +96,12 @@ def _world_record(world: World, decisions: Decisions, saved: TrainingState) -> W
 
 @dataclass(frozen=True)
 class Loading:
-    """How a session loads the checkpoint that it goes on from."""
+    """How a session loads the checkpoint that it continues from."""
 
     folder: Path | None
     """The checkpoint; None for a run that begins."""
     weights_only: bool = False
-    """Whether the optimizer begins anew: it is of another kind."""
+    """Whether the optimizer's state is reset: it is of another kind."""
     notes: tuple[str, ...] = ()
     """What has changed, a line each."""
 
@@ -136,11 +136,11 @@ def plan_loading(
         tokenizer: the run's.
 
     Raises:
-        UserError: as check_resume, begins_optimizer_anew and check_readable.
+        UserError: as check_resume, resets_optimizer and check_readable.
     """
     folder, saved = newest.folder, newest.state
     if folder is None:
         return Loading(None)
     notes = [*newest.notes, *check_resume(saved, state, run, held, (folder / "tokenizer", tokenizer))]
     check_readable(folder, world, open_changed)
-    return Loading(folder, begins_optimizer_anew(saved, run), tuple(notes))
+    return Loading(folder, resets_optimizer(saved, run), tuple(notes))

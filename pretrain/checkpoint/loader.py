@@ -51,7 +51,7 @@ def load_checkpoint(
         engine: a DeepSpeed engine of any shape, built for the checkpoint's model, trained or not.
         folder: the checkpoint to load; every rank opens it for itself.
         opened: opens *folder*, perhaps as another model than it holds (see pretrain/growth/edit.py).
-        weights_only: the optimizer begins anew.
+        weights_only: leave the optimizer in its initial state.
 
     Raises:
         UserError: on every rank, when the checkpoint cannot be read or does not fit the engine. Weights may

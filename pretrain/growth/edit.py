@@ -88,7 +88,7 @@ def candidate(
 
 
 def open_changed(folder: Path) -> UnshardedCheckpoint:
-    """Open a checkpoint as a run goes on from it: after its pending changes. Raises as
+    """Open a checkpoint as a run continues from it: after its pending changes. Raises as
     UnshardedCheckpoint.open and apply_pending_changes."""
     return apply_pending_changes(UnshardedCheckpoint.open(folder))
 

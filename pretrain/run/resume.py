@@ -92,7 +92,7 @@ def describe_layout_change(saved: WorldRecord | None, world: WorldRecord | None)
     return f"resharded: {', '.join(changes)}" if changes else None
 
 
-def begins_optimizer_anew(saved: TrainingState, run: RunConfig) -> bool:
+def resets_optimizer(saved: TrainingState, run: RunConfig) -> bool:
     """Whether a checkpoint's optimizer is of another kind, so that only its weights are of use.
 
     Raises:
@@ -164,7 +164,7 @@ def check_resume(
             f"{settings_to_give(is_imported(saved))}"
         )
     resharded = [describe_layout_change(saved.world, state.world)]
-    if begins_optimizer_anew(saved, run):
+    if resets_optimizer(saved, run):
         resharded.append("the optimizer begins anew, the weights are kept")
     return [change for change in resharded if change] + _notes(saved, state, run)
 

@@ -8,7 +8,7 @@ import pytest
 from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.command_line import parse_command_line
-from pretrain.run.resume import begins_optimizer_anew, check_resume
+from pretrain.run.resume import check_resume, resets_optimizer
 
 KINDS = ("adamw", "muon")
 
@@ -33,10 +33,10 @@ def test_another_kind_is_rejected_unless_its_state_is_given_up(before, now, impo
         if other and not reset:
             message = rf"^optimizer\.kind: .* trained with {before}, .*--optimizer\.kind {before}"
             with pytest.raises(UserError, match=message):
-                begins_optimizer_anew(saved, run)
+                resets_optimizer(saved, run)
             with pytest.raises(UserError, match=message):
                 check_resume(saved, state, run, model)
         else:
-            assert begins_optimizer_anew(saved, run) is other
+            assert resets_optimizer(saved, run) is other
             notes = check_resume(saved, state, run, model)
             assert any("the optimizer begins anew" in note for note in notes) is other
