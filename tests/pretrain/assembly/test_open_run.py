@@ -48,6 +48,21 @@ def saved_and_resumed(run):
         torch.set_num_threads(before)
 
 
+def watched(run):
+    """Whether the watchdog runs before and after the training."""
+    opened = build(run, 1)
+    thread = opened.trainer.control.watchdog._thread
+    before = thread.is_alive()
+    fit(opened)
+    return before, thread.is_alive()
+
+
+def test_the_watchdog_stops_with_the_training(small_folder, tmp_path):
+    """The closing lines may take longer than it waits, and must not fail the run."""
+    run = nano_run(small_folder, tmp_path, "--steps 1 --validation.every 0")
+    assert run_distributed(watched, 1, run, timeout=120) == [(True, False)]
+
+
 def compile_of(run, threshold=None):
     """Whether the session would compile, and why."""
     with mock.patch.object(decisions, "CPU_FLOPS", threshold or decisions.CPU_FLOPS):

@@ -20,3 +20,9 @@ def test_code_that_only_looks_at_runs_is_no_other_code(tmp_path, monkeypatch):
     assert agreement.code_hash() == before
     (tmp_path / "pretrain" / "b.py").write_text("")
     assert agreement.code_hash() != before
+    # A run makes its built-in corpus, and plans its micro-batch.
+    for name in ("prepare", "plan"):
+        before = agreement.code_hash()
+        (tmp_path / "pretrain" / name).mkdir()
+        (tmp_path / "pretrain" / name / "part.py").write_text("x = 1\n")
+        assert agreement.code_hash() != before
