@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.same_numbers import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
@@ -27,6 +30,8 @@ COMMANDS = {
 }
 ELSEWHERE = {"coordinates", "update_sizes"}, {"machine", "profile_step"}, {"speedrun"}
 """Tests beside this file, of benchmarks/gpu.sh, and in tests/scenarios/test_speedrun.py."""
+CHECKOUTS = {"first_step", "same_numbers"}
+"""Programs that measure or compare whole checkouts."""
 NOT_HERE = {"tokenization"}
 """It needs GPT-2's vocabulary and 60 MB of text."""
 
@@ -42,7 +47,30 @@ def test_every_benchmark_is_listed():
         for path in (ROOT / "benchmarks").glob("*.py")
         if "__doc__" in path.read_text(encoding="utf-8")
     }
-    assert programs == set(COMMANDS).union(*ELSEWHERE) | NOT_HERE
+    assert programs == set(COMMANDS).union(*ELSEWHERE) | NOT_HERE | CHECKOUTS
+
+
+@pytest.mark.slow
+def test_what_is_read_up_to_the_first_step_has_no_circles():
+    finished = run("first_step")
+    lines = dict(line.rsplit("  ", 1) for line in finished.stdout.splitlines() if "imports" in line)
+    assert finished.returncode == 0 and int(lines["circles of imports"]) == 0, finished.stderr
+    assert re.search(r"^functions run +[1-9]\d+ in [1-9]\d+ files$", finished.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_checkout_trains_the_numbers_of_itself():
+    finished = run("same_numbers", str(ROOT), "--only", "one rank")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert re.fullmatch(r"one rank +[1-9]\d+ values of 6 steps are equal\n", finished.stdout)
+
+
+def test_the_first_difference_between_two_checkouts_is_named():
+    rows = [{"step": 1, "train_loss": 2.5}, {"step": 2, "train_loss": 2.25}]
+    other = [rows[0], {"step": 2, "train_loss": 2.25, "val_loss": 3.0}]
+    assert compare(rows, [*rows]) is None
+    assert compare(rows, other) == "step 2: val_loss None != 3.0"
+    assert compare(rows, rows[:1]) == "2 and 1 rows"
 
 
 @pytest.mark.slow
