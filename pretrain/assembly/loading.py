@@ -16,6 +16,7 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.growth.edit import note_changed, open_changed
+from pretrain.mirror.copies import restore_lost
 from pretrain.run.data import RunData
 from pretrain.run.decisions import Decisions
 from pretrain.run.hooks import Hook
@@ -48,7 +49,9 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
         UserError: there are checkpoints, but none is valid, or ``resume: never`` was given; settings of an
             import that has none.
     """
-    fetched = store.restore_lost() if run.resume == "auto" else []
+    fetched: list[str] = []
+    if run.resume == "auto" and (mirror := run.checkpoint.mirror):
+        fetched = store.world.on_rank_zero(lambda: [] if store.steps() else restore_lost(mirror, run.folder))
     folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
     if folder is None:
         check_imported(run)

@@ -35,7 +35,6 @@ class FinishedRun(NamedTuple):
     """A run that has all its steps."""
 
     session: Session
-    store: CheckpointStore
 
 
 MakeHook = Callable[[Session], Hook]
@@ -100,7 +99,7 @@ def open_run(
             if not begun:
                 hold_run_folder(run, world, held)
         if finished:
-            yield FinishedRun(session, store)
+            yield FinishedRun(session)
             return
         if world.is_main:
             world.print_rank_zero(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from model.errors import UserError, suggest
 from model.parallel_plan import check_tensor_parallel, check_world
-from pretrain.checkpoint.object_store import check_mirror
 from pretrain.config.run_config import RunConfig
 from pretrain.data.blend import parse_blend
 from pretrain.data.megatron import is_prefix
 from pretrain.engine.batch import share_batch
+from pretrain.mirror.object_store import check_mirror
 from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.runtime.environment import check_threads, read_environment
 from pretrain.utils.env_check import check_variables
