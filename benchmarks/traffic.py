@@ -43,7 +43,7 @@ from model.transformer import Fused, Transformer  # noqa: E402
 from pretrain.config.model_file import load_named_model  # noqa: E402
 from pretrain.config.sections import MuonConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import describe_matrix  # noqa: E402
-from pretrain.optim.orthogonal import orthogonalize  # noqa: E402
+from pretrain.optim.muon import orthogonalize  # noqa: E402
 
 # NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
 PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12

@@ -156,7 +156,6 @@ def train_to_end(
 
         quiet_deepspeed()  # before the modules below import it
         from pretrain.assembly.open_run import FinishedRun, open_run
-        from pretrain.mirror.hook import MirrorHook
         from pretrain.report import describe_closing, describe_finished
 
     with open_run(run, ds_config, listener, hooks) as opened:
@@ -165,6 +164,8 @@ def train_to_end(
             if world.is_main:
                 world.print_rank_zero(*describe_finished(opened.session, arguments))
             if run.checkpoint.mirror:  # what its last session did not copy
+                from pretrain.mirror.hook import MirrorHook
+
                 mirror = MirrorHook(opened.session)
                 mirror.begin(world.print_rank_zero)
                 world.print_rank_zero(*mirror.end(lambda: listener.reason is not None))

@@ -20,9 +20,8 @@ from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import load_named_model
 from pretrain.plan.tensor_parallel import DTYPE_BYTES, ParallelPlan, plan_tensor_parallel
 from pretrain.runtime.command import run_command
-from pretrain.utils.format import print_lines
+from pretrain.utils.format import align_columns, print_lines
 from pretrain.utils.plotting import save_figure
-from pretrain.utils.tables import align_columns
 
 
 def run_presets(arguments: list[str]) -> None:

@@ -30,8 +30,8 @@ from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Batch, Session
-from pretrain.runtime.continuing import report_progress
 from pretrain.runtime.control import Control
+from pretrain.runtime.environment import report_progress
 from pretrain.runtime.signals import Stopped
 from pretrain.utils.format import log_line
 

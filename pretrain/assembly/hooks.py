@@ -8,7 +8,6 @@ from model.errors import UserError, quote
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
 from pretrain.growth.record import NAME as GROWTH
-from pretrain.mirror.hook import MirrorHook
 from pretrain.run.hooks import Hook
 from pretrain.run.resume import check_records
 from pretrain.run.session import Session
@@ -43,6 +42,8 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
 
         hooks.append(Profiler(*steps, run.folder / FOLDER, world.rank, world.device))
     if run.checkpoint.mirror:
+        from pretrain.mirror.hook import MirrorHook
+
         hooks.append(MirrorHook(session))
     hooks += [make(session) for make in own]
     if run.growth.active or session.state.record(GROWTH):

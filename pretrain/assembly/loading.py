@@ -16,7 +16,6 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.growth.edit import note_changed, open_changed
-from pretrain.mirror.copies import restore_lost
 from pretrain.run.data import RunData
 from pretrain.run.decisions import Decisions
 from pretrain.run.hooks import Hook
@@ -51,6 +50,8 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     """
     fetched: list[str] = []
     if run.resume == "auto" and (mirror := run.checkpoint.mirror):
+        from pretrain.mirror.copies import restore_lost
+
         fetched = store.world.on_rank_zero(lambda: [] if store.steps() else restore_lost(mirror, run.folder))
     folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
     if folder is None:

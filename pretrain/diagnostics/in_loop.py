@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
-from pretrain.config.lengths import step_of_run
+from pretrain.config.sections import step_of_run
 from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     OwnWeights,

@@ -21,8 +21,7 @@ from model.config import ModelConfig
 from model.parameters import ParameterSpec
 from pretrain.config.sections import MuonConfig
 from pretrain.engine.layout import EngineFlat, engine_flats, inner_optimizer, tensor_place
-from pretrain.optim.muon import is_muon
-from pretrain.optim.orthogonal import matrix_update
+from pretrain.optim.muon import is_muon, matrix_update
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Matrix:
     shard_dimension: int
     """The dimension that tensor parallelism cuts."""
     head: tuple[int, int] | None
-    """See pretrain.optim.orthogonal.matrix_update."""
+    """See pretrain.optim.muon.matrix_update."""
 
     @property
     def cost(self) -> int:

@@ -31,9 +31,8 @@ from pretrain.study.running.run import RunOptions, list_untried, run_study, stud
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
 from pretrain.study.study_file import build_pilot, build_rung, find_study, read_study, study_names
-from pretrain.utils.folders import refuse_other_kind
-from pretrain.utils.format import print_lines
-from pretrain.utils.tables import align_columns
+from pretrain.utils.files import refuse_other_kind
+from pretrain.utils.format import align_columns, print_lines
 
 
 def build_parser() -> Parser:

@@ -25,7 +25,7 @@ from model.lm_head_loss import loss_and_residual, token_chunks
 from model.loss import IGNORED_LABEL
 from model.transformer import Block, Transformer
 from pretrain.data.sequences import pack_documents
-from pretrain.utils.progress import ProgressLine
+from pretrain.utils.format import ProgressLine
 
 Head = tuple[int, int]
 """Layer and number of a head, both from 0."""

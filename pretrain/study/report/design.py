@@ -13,7 +13,7 @@ from pretrain.study.report.pictures import line_style, panel_axes
 from pretrain.study.statistics.linear_model import Estimate
 from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.summaries import View
-from pretrain.utils.tables import NOTHING, interval_text
+from pretrain.utils.format import NOTHING, interval_text
 
 Row = dict[str, Any]
 MOST_INTERACTIONS = 9

@@ -16,7 +16,7 @@ from pretrain.study.report.figures import distance_differences, gap_over_tokens,
 from pretrain.study.settings import label
 from pretrain.study.statistics.paired import mean_of
 from pretrain.study.summaries import Contrasted, Sample, Summary, View
-from pretrain.utils.tables import NOTHING, interval_text
+from pretrain.utils.format import NOTHING, interval_text
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]

@@ -10,8 +10,8 @@ import torch
 from model.config import ModelConfig
 from model.transformer import Transformer
 from pretrain import convert, generate
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.state import read_features, read_state
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.growth.edit import open_changed
 from pretrain.growth.hook import Growth
 from pretrain.growth.measure import Candidate, gradient_norms, second_moments

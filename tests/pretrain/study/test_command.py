@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.run.lock import RunLock
+from pretrain.run.folder import RunLock
 from pretrain.study.command import main
 from pretrain.study.running import run, slurm
 from pretrain.study.running.scheduler import write_study
