@@ -15,13 +15,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model.blocks import block
+from model.config import ModelConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
 from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, run_main, say, write  # noqa: E402
-from model.config import ModelConfig, block  # noqa: E402
 from model.initialization import initialize  # noqa: E402
 from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402

@@ -14,14 +14,14 @@ HeadSchedule = tuple[int, ...]
 
 MOST_LAYERS = 10_000
 BARS = "▁▂▃▄▅▆▇█"
-_TERM = re.compile(r"\s*(null|[1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
+_TERM = re.compile(r"\s*(null|0|[1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
 
 
 def parse_heads(text: str) -> HeadSchedule:
     """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
 
     ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms, and brackets around them all, are ignored.
-    Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS
+    Raises UserError for anything else: an empty term, a non-number, a number below 0, more than MOST_LAYERS
     layers.
     """
     schedule = parse_schedule(text, "heads")
@@ -53,8 +53,7 @@ def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
 def _count_error(name: str, term: str, text: str) -> UserError:
     wrong = "not a head count; write h or hxN" if name == "heads" else "not valid; give n or nxN"
     return UserError(
-        f"{name}: {quote(term)} in {quote(text)} is {wrong} with positive integers, for example "
-        "3x2,6x2,8x2,12x6"
+        f"{name}: {quote(term)} in {quote(text)} is {wrong} with whole numbers, for example 3x2,6x2,8x2,12x6"
     )
 
 
@@ -75,8 +74,10 @@ def format_heads(heads: Iterable[int]) -> str:
 
 
 def draw_heads(heads: Sequence[int]) -> str:
-    """A schedule as a small drawing, a column a layer, the tallest for the most heads: ▂▄██ for 2,4,8x2."""
-    return "".join(BARS[-(-len(BARS) * count // max(heads)) - 1] for count in heads)
+    """A schedule as a small drawing, a column a layer, the tallest for the most heads: ▂▄██ for 2,4,8x2, a
+    blank for 0."""
+    most = max(heads)
+    return "".join(BARS[-(-len(BARS) * count // most) - 1] if count else " " for count in heads)
 
 
 def make_uniform(heads: int, num_layers: int) -> HeadSchedule:

@@ -42,6 +42,14 @@ from pretrain.utils.files import (
     write_atomically,
 )
 
+MayPrune = Callable[[Path], bool]
+"""Whether a checkpoint that the configuration does not keep may be deleted now."""
+
+
+def always(folder: Path) -> bool:
+    """Any may."""
+    return True
+
 
 class _UnderWay(NamedTuple):
     """A checkpoint that is being written."""
@@ -153,7 +161,7 @@ class CheckpointStore:
         self._stop_on(problem, partial)
         return checkpoint.step
 
-    def start_pruning(self, newest: int, may_prune: Callable[[Path], bool] = lambda folder: True) -> None:
+    def start_pruning(self, newest: int, may_prune: MayPrune = always) -> None:
         """Begin to delete checkpoints that the configuration does not keep, now that *newest* is the newest
         step of the run's curve. Training does not wait: a large one takes seconds. On rank 0.
 
@@ -254,13 +262,13 @@ class CheckpointStore:
         remaining = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
         raise UserError(f"{section}: {problem}; {remaining} in {self.folder}")
 
-    def _prune_or_note(self, newest: int, may_prune: Callable[[Path], bool]) -> None:
+    def _prune_or_note(self, newest: int, may_prune: MayPrune = always) -> None:
         try:
             self._prune(newest, may_prune)
         except OSError as error:
             self._prune_problem = f"cannot delete {error.filename}: {error.strerror or error}"
 
-    def _prune(self, newest: int, may_prune: Callable[[Path], bool]) -> None:
+    def _prune(self, newest: int, may_prune: MayPrune = always) -> None:
         # Steps beyond the newest belong to a curve this run has left (it fell back to an older checkpoint).
         steps = [step for step in self.steps() if step <= newest]
         keep = set(steps[-self.config.keep_last :])

@@ -151,7 +151,7 @@ class Diagnostics(Hook):
     # ---------------------------------------------------------------------- parts
 
     def _rank_weights(self, engine: Any) -> OwnWeights:
-        return OwnWeights(engine, projections(self.model.num_layers), self.specs)
+        return OwnWeights(engine, projections(self.model), self.specs)
 
     def _weights_at_release(self, rank_weights: OwnWeights, state: TrainingState) -> Pieces | None:
         """This rank's pieces of the weights at the release, once it is past; from the run's folder after a

@@ -137,7 +137,7 @@ def _measure(
     del network
     row = result.row(before)
     checkpoint, state = source.checkpoint, source.state
-    names = projections(source.model.num_layers)
+    names = projections(source.model)
     references = {"initial": None, "release": _release_weights(source, names)}
     if state.from_seed and state.run:
         dtype = torch.bfloat16 if state.world and state.world.dtype == "bf16" else torch.float32

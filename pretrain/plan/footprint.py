@@ -108,7 +108,8 @@ class _Pass:
         Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and
         the norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t,
         and 4 bytes of log-sum-exp a head; q and k before qk_norm; gate, up, the activation and the product,
-        4 W s / t (plain: before and after the activation, 2 W s / t). Where heads are exchanged, the output
+        4 F s / t (plain: before and after the activation, 2 F s / t). A layer without attention or without a
+        feed-forward network has neither its norm nor its part. Where heads are exchanged, the output
         is kept once more after its way back (A s / t), and the query form holds keys and values of all r
         ranks. On a GPU keys and values are as wide as queries where flash does not run. A windowed layer
         keeps its mask, T² s, once; with a document mask layers share theirs.
@@ -117,21 +118,22 @@ class _Pass:
         q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
         form, ranks = self.form(layer)
         window = config.layer_window(layer)
-        windowed = window is not None and window < config.context_length
+        windowed = q > 0 and window is not None and window < config.context_length
         flash = flash_supports(self.element, config.layer_head_dim(layer))
         packed = mask and self.takes_offsets(layer)
         if self.device == "cuda" and not packed and (windowed or mask or not flash):
             kv = q  # only flash takes grouped queries, and without a mask
         held = kv * (ranks if form == "query" else 1)  # of keys, and as many of values
         attention = 2 * q + 2 * held + (q if form != "none" else 0)
-        hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
+        width = config.layer_ffn_width(layer)
+        hidden = (4 if config.ffn == "swiglu" else 2) * width // t
         normed = 0
         if config.qk_norm != "none":  # what goes into the norms of q and k, as in norm()
             normed = (q + held) * (2 * FP32_BYTES if self.device == "cpu" else self.element)
         total = self.tokens * (
             self.element * (attention + hidden) + normed + FP32_BYTES * config.heads[layer] // t
         )
-        total += 2 * self.norm() + 2 * self.gathered()
+        total += ((q > 0) + (width > 0)) * (self.norm() + self.gathered())
         return total + (config.context_length**2 * self.element if windowed and not mask else 0)
 
     def form(self, layer: int) -> tuple[str, int]:
@@ -157,14 +159,14 @@ class _Pass:
         Per token a position, 8 bytes, and its row of the rotary tables. For each attention window a mask, B
         T² s, unless all its layers take the documents' offsets.
         """
-        T, layers = self.config.context_length, range(self.config.num_layers)
+        T, layers = self.config.context_length, self.config.attention_layers
         masks = {min(self.config.layer_window(i) or T, T) for i in layers if not self.takes_offsets(i)}
         return self.tokens * (8 + self.tables() + len(masks) * T * self.element)
 
 
 def _fused_columns(config: ModelConfig, layer: int) -> int:
     """Columns of the products of q, k and v and of gate and up, on all ranks."""
-    gated = 2 * config.ffn_width if config.ffn == "swiglu" else 0
+    gated = 2 * config.layer_ffn_width(layer) if config.ffn == "swiglu" else 0
     return config.attention_width(layer) + 2 * config.kv_width(layer) + gated
 
 
@@ -218,7 +220,7 @@ def activations(
     hidden = tokens // passed.parts * d * s
     # In the feed-forward network: the gradients of the product and of both factors (plain: before and after
     # the activation), less the product that is free by then; and the gradient that comes in.
-    work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t
+    work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * max(config.ffn_widths) // t
     fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
         # The logits of a product, beside them a chunk's softmax, or what is added to the LM head's gradient.

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from model.config import BLOCKS, ModelConfig, block
+from model.blocks import BLOCKS, block
+from model.config import ModelConfig
 from model.errors import UserError
 
 SIZES = {"vocab_size": 260, "context_length": 64, "d_model": 48, "heads": (2, 3, 4), "ffn_width": 128}
@@ -68,7 +69,7 @@ SCALING = {
     "original_context_length": 16,
 }
 WRONG = [
-    ("vocab_size context_length d_model ffn_width", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
+    ("vocab_size context_length d_model", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
     ("norm_eps rope_base init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
     ("norm_bias ffn_bias tie_embeddings", [1, "true", None]),
     ("ffn activation norm attention_bias positions attention_scale qk_norm parametrization", ["x", 1, None]),
@@ -76,7 +77,8 @@ WRONG = [
     ("base_width", [0, 48.5, True, "48"]),
     ("z_loss", [-1.0, math.nan, True, "1", None]),
     ("rope_scaling", [1, "llama3", [], SCALING | {"type": "yarn"}, SCALING | {"factor": 0}]),
-    ("heads kv_heads head_dim local_window", [8, (2, 0, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
+    ("ffn_width", [-1, 2**31, 48.5, True, "x", None, math.nan, (), (48, -1, 48), (48, 1.0, 48)]),
+    ("heads kv_heads head_dim local_window", [8, (2, -1, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
     ("classes", [1, 2.0, True, "3", 2**31]),
 ]
 WRONG_VALUES = {name: values for names, values in WRONG for name in names.split()}

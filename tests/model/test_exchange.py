@@ -8,7 +8,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.errors import UserError
 from model.exchange import BatchForm, HeadExchange, QueryForm
 from model.presets import preset, preset_names

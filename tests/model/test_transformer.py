@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.models.gpt_neo import GPTNeoConfig, GPTNeoForCausalLM
 
-from model.config import block
+from model.blocks import block
 from model.errors import UserError
 from model.initialization import initialize
 from model.presets import preset

@@ -187,7 +187,9 @@ class Ablation:
             def zero(_: object, inputs: tuple[Tensor], columns: Tensor = columns) -> tuple[Tensor]:
                 return (inputs[0].where(columns, 0),)
 
-            hooks.callback(self.blocks[layer].attention.o.register_forward_pre_hook(zero).remove)
+            attention = self.blocks[layer].attention
+            assert attention is not None
+            hooks.callback(attention.o.register_forward_pre_hook(zero).remove)
         return hooks
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ def test_what_is_deleted_after_a_fall_back_is_never_what_was_just_written(tmp_pa
     for step in steps:
         (tmp_path / f"checkpoints/step_{step:06d}").mkdir(parents=True)
     store = CheckpointStore(tmp_path, CheckpointConfig(keep_last=keep_last, keep_every=keep_every), alone())
-    store._prune(newest, lambda folder: True)
+    store._prune(newest)
     assert set(store.steps()) == kept(steps, newest, keep_last, keep_every) and newest in store.steps()
 
 
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_a_line(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path, CheckpointConfig(keep_last=1), alone())
     for step in (1, 2):
         store.path(step).mkdir(parents=True)
-    store._prune_or_note(2, lambda folder: True)
+    store._prune_or_note(2)
     problem = store._prepare(store.folder / ".writing_step_000003", tmp_path)
     assert problem == f"cannot delete {store.path(1)}: Operation not permitted"
     assert store.end_pruning() is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
