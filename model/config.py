@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
+from model.allocations import Allocation, parse_allocation
 from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_schedule
@@ -41,15 +42,19 @@ def _to_tuple(value: Any, info: ValidationInfo) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _to_widths(value: Any) -> int | tuple[int, ...]:
-    """A width for all layers as a number, or a width per layer."""
-    given = parse_schedule(value, "ffn_width") if isinstance(value, str) else value
+def _to_widths(value: Any) -> int | tuple[int, ...] | Allocation:
+    """A width for all layers as a number, a width per layer, or an allocation by name."""
+    given = value
+    if isinstance(value, str):
+        if "(" in value:  # its widths follow when the number of layers is known
+            return parse_allocation(value, "ffn_width")
+        given = parse_schedule(value, "ffn_width")
     widths = tuple(given) if isinstance(given, list | tuple) else (given,)
     valid = all(type(width) is int and 0 <= width <= LARGEST_SIZE for width in widths)
     if not (valid and 0 < len(widths) <= MOST_LAYERS):
         raise UserError(
             f"ffn_width: {quote(value)} is not valid; give a whole number from 0, or one per layer, such as "
-            "1024x4,768x8"
+            "1024x4,768x8, or an allocation, such as tapered(1024)"
         )
     return widths if isinstance(given, list | tuple) and widths[1:] else widths[0]
 
@@ -108,7 +113,7 @@ class ModelConfig:
     no attention."""
     ffn_width: FeedForwardWidths
     """Inner width of the feed-forward network: of every layer, or a width per layer, 0 where a layer has
-    none."""
+    none; or an allocation by name, such as tapered(1024) (model/allocations.py)."""
     kv_heads: Schedule | None = None
     """Key/value heads per layer, each dividing that layer's heads; None is as many as heads (MHA). 0 in a
     layer without attention."""
@@ -182,6 +187,8 @@ class ModelConfig:
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
             off = "0" if name == "z_loss" else "null"
             raise UserError(f"{name}: is for language models, and this is a classifier; give {off}")
+        if isinstance(allocation := self.ffn_width, Allocation):
+            object.__setattr__(self, "ffn_width", allocation.widths(self.num_layers))
         for name in SCHEDULES[1:]:
             schedule = getattr(self, name)
             if isinstance(schedule, tuple) and len(schedule) != self.num_layers:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from model.allocations import MOST_LAYERS, parse_allocation
 from model.errors import UserError, quote
 
 HeadSchedule = tuple[int, ...]
 
-MOST_LAYERS = 10_000
 BARS = "▁▂▃▄▅▆▇█"
 _TERM = re.compile(r"\s*(null|0|[1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
 
@@ -31,11 +31,14 @@ def parse_heads(text: str) -> HeadSchedule:
 
 
 def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
-    """Read a schedule of integers as ``parse_heads`` does; ``null`` is a layer without a value.
+    """Read a schedule of integers as ``parse_heads`` does; ``null`` is a layer without a value, and an
+    allocation with its number of layers, such as tapered(8, layers=12), is one, too.
 
     Args:
         name: of the field, which begins the messages.
     """
+    if "(" in text:
+        return parse_allocation(text, name, multiple=1).widths()
     schedule: list[int | None] = []
     stripped = text.strip()
     terms = stripped[1:-1] if stripped[:1] + stripped[-1:] == "[]" else text
