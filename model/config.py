@@ -20,6 +20,7 @@ NormKind = Literal["rmsnorm", "layernorm"]
 AttentionBias = Literal["none", "output", "all"]
 Positions = Literal["rope", "learned"]
 AttentionScale = Literal["sqrt_head_dim", "head_dim", "constant", "none"]
+AttentionGate = Literal["none", "head", "element"]
 QKNorm = Literal["none", "plain", "weighted"]
 Parametrization = Literal["standard", "mup"]
 
@@ -149,6 +150,10 @@ class ModelConfig:
     2203.03466, appendix B.1) or 1/sqrt(b) (constant) with b = attention_scale_base; or none (GPT-Neo)."""
     attention_scale_base: PositiveFloat | None = None
     """The head dim at which head_dim and constant equal sqrt_head_dim; only for these two."""
+    attention_gate: AttentionGate = "none"
+    """What multiplies the output of attention before its projection (arXiv 2505.06708): the sigmoid of a
+    product of what q reads, one a head (head) or one an element (element). Its weights begin as those of q,
+    so that gates begin near a half, as the paper's do."""
     logit_softcap: PositiveFloat | None = None
     """c: logits x of the LM head become c tanh(x / c) (Gemma 2, arXiv 2408.00118); None leaves them."""
     z_loss: NonNegativeFloat = 0.0
@@ -315,6 +320,11 @@ class ModelConfig:
         """A_l = h_l * d_h(l): columns of q, rows of o; d_model unless head_dim is given."""
         return self.heads[layer] * self.layer_head_dim(layer)
 
+    def gate_width(self, layer: int) -> int:
+        """Gates of the layer's attention: rows of their matrix."""
+        widths = {"head": self.heads[layer], "element": self.attention_width(layer)}
+        return widths.get(self.attention_gate, 0)
+
     def kv_width(self, layer: int) -> int:
         """Columns of k and of v."""
         return self.layer_kv_heads(layer) * self.layer_head_dim(layer)
@@ -378,6 +388,7 @@ class ModelConfig:
         widths = (
             2 * self.attention_width(layer)
             + 2 * self.kv_width(layer)
+            + self.gate_width(layer)
             + matrices * self.layer_ffn_width(layer)
             for layer in range(self.num_layers)
         )

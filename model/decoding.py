@@ -86,4 +86,4 @@ class CachedDecoder:
             scale=attention.scale,
             enable_gqa=attention.kv_heads != attention.heads,
         )
-        return attention.o(output.transpose(1, 2).flatten(2))  # [B, h, n, d_h] -> [B, n, A]
+        return attention.project(output.transpose(1, 2).flatten(2), hidden)  # [B, h, n, d_h] -> [B, n, A]

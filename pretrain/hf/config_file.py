@@ -47,6 +47,7 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "positions": ("positions", None, None),
         "rope_base": ("rope_theta", "rope_theta", None),
         "rope_scaling": ("rotary_scaling", None, None),  # of a Llama or a Qwen3: in its rope_parameters
+        "attention_gate": ("attention_gate", None, None),
         "qk_norm": ("qk_norm", None, None),
         "attention_scale": ("attention_scale", None, "scale_attn_weights"),
         "attention_scale_base": ("attention_scale_base", None, None),
@@ -160,7 +161,7 @@ _COMMON: Settings = {
 # Of transformers' classes, for what older folders do not say; a native folder says everything.
 _LLAMAS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "rope_theta": 10000.0}
 _DEFAULTS: dict[Format, dict[str, Any]] = {
-    "native": {"rotary_scaling": None, "qk_norm": "none"}
+    "native": {"rotary_scaling": None, "qk_norm": "none", "attention_gate": "none"}
     | {"attention_scale_base": None, "final_logit_softcapping": None}
     | {"parametrization": "standard", "base_width": None},
     "llama": _LLAMAS | {"mlp_bias": False, "tie_word_embeddings": False, "initializer_range": 0.02},

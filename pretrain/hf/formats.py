@@ -38,6 +38,8 @@ _PARTS: dict[str, tuple[str, str | None]] = {
     "layers.N.attention.v": ("model.layers.N.self_attn.v_proj", "transformer.h.N.attn.c_attn"),
     "layers.N.attention.q_norm": ("model.layers.N.self_attn.q_norm", None),
     "layers.N.attention.k_norm": ("model.layers.N.self_attn.k_norm", None),
+    "layers.N.attention.gate": ("model.layers.N.self_attn.g_proj", None),
+    "layers.N.attention.head_gate": ("model.layers.N.self_attn.g_proj", None),
     "layers.N.attention.o": ("model.layers.N.self_attn.o_proj", "transformer.h.N.attn.c_proj"),
     "layers.N.ffn_norm": ("model.layers.N.post_attention_layernorm", "transformer.h.N.ln_2"),
     "layers.N.ffn.gate": ("model.layers.N.mlp.gate_proj", None),

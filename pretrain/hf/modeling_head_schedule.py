@@ -123,6 +123,10 @@ class HeadScheduleAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias != "none")
+        self.gated = config.attention_gate
+        if self.gated != "none":
+            gates = width if self.gated == "element" else layer.num_attention_heads
+            self.g_proj = nn.Linear(config.hidden_size, gates, bias=False)
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if config.qk_norm != "none":
@@ -172,7 +176,13 @@ class HeadScheduleAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        return self.o_proj(output.reshape(batch, length, -1).contiguous()), weights
+        output = output.reshape(batch, length, -1).contiguous()
+        if self.gated == "element":
+            output = output * self.g_proj(hidden_states).sigmoid()
+        elif self.gated == "head":
+            gates = self.g_proj(hidden_states).sigmoid()[..., None]
+            output = (output.unflatten(-1, (-1, self.head_dim)) * gates).flatten(-2)
+        return self.o_proj(output), weights
 
 
 class HeadScheduleMLP(nn.Module):

@@ -18,7 +18,7 @@ from model.documents import varlen_head_dim
 from model.lm_head_loss import token_products
 from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
-from model.parameters import is_hidden, parameter_specs
+from model.parameters import is_hidden, parameter_specs, takes_muon
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 
 DeviceType = Literal["cpu", "cuda"]
@@ -38,8 +38,10 @@ class Parameter:
     elements: int
     decayed: bool
     """Which of the optimizer's groups it is in when embeddings are not decayed."""
+    muon: bool
+    """Whether Muon steps it, in a run with Muon."""
     hidden: bool
-    """Whether it is a matrix of the blocks, which Muon steps in a run with Muon."""
+    """Whether it is a matrix of the blocks."""
     by_width: bool
     """Whether the model has parametrization mup, whose hidden matrices have a rate of their own."""
 
@@ -55,7 +57,8 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Para
         ranks = 1 if spec.shard_dimension is None else tensor_parallel
         elements = math.prod(shape) // ranks
         decayed, by_width = spec.role.kind == "matrix", config.parametrization == "mup"
-        parameters.append(Parameter(name, elements, decayed, is_hidden(spec.role), by_width))
+        kinds = (decayed, takes_muon(spec.role), is_hidden(spec.role))
+        parameters.append(Parameter(name, elements, *kinds, by_width))
     return tuple(parameters)
 
 
@@ -127,6 +130,10 @@ class _Pass:
         attention = 2 * q + 2 * held + (q if form != "none" else 0)
         width = config.layer_ffn_width(layer)
         hidden = (4 if config.ffn == "swiglu" else 2) * width // t
+        if config.attention_gate == "element":  # the gates, and the product
+            attention += 2 * q
+        elif config.attention_gate == "head":  # the gates, of each head and of each column, and the product
+            attention += 2 * q + config.heads[layer]
         normed = 0
         if config.qk_norm != "none":  # what goes into the norms of q and k, as in norm()
             normed = (q + held) * (2 * FP32_BYTES if self.device == "cpu" else self.element)

@@ -73,6 +73,7 @@ WRONG = [
     ("norm_eps rope_base init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
     ("norm_bias ffn_bias tie_embeddings", [1, "true", None]),
     ("ffn activation norm attention_bias positions attention_scale qk_norm parametrization", ["x", 1, None]),
+    ("attention_gate", ["x", "heads", 1, None]),
     ("attention_scale_base logit_softcap", [0, -1.0, math.inf, True, "1"]),
     ("base_width", [0, 48.5, True, "48"]),
     ("z_loss", [-1.0, math.nan, True, "1", None]),

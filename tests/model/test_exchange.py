@@ -126,7 +126,8 @@ def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
     }
     sizes |= {"ffn_width": ffn_width, "tie_embeddings": draw(st.booleans())}
     schedules = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "local_window": windows}
-    config = block(kind, **sizes, **schedules)
+    gate = draw(st.sampled_from(["none", "none", "head", "element"]))
+    config = block(kind, **sizes, **schedules, attention_gate=gate)
     batch = draw(st.integers(1, 5))
     try:
         plan_tensor_parallel(config.replace(context_length=length), t, batch)

@@ -262,7 +262,13 @@ def plain_logits(config, weights, tokens):
                 hidden = (distance < 0) | (distance >= (window or len(x)))
                 outputs.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, shared])
             if heads:
-                x = x + linear(f"{prefix}.attention.o", torch.cat(outputs, dim=1))
+                output = torch.cat(outputs, dim=1)
+                if config.attention_gate == "element":
+                    output = output / (1 + (-y @ weights[f"{prefix}.attention.gate.weight"].T).exp())
+                if config.attention_gate == "head":
+                    gates = 1 / (1 + (-y @ weights[f"{prefix}.attention.head_gate.weight"].T).exp())
+                    output = output * gates.repeat_interleave(width, dim=1)
+                x = x + linear(f"{prefix}.attention.o", output)
             if not (config.ffn_width[layer] if isinstance(config.ffn_width, tuple) else config.ffn_width):
                 continue
             y = norm(f"{prefix}.ffn_norm", x)
@@ -299,6 +305,8 @@ PER_LAYER = {
     "gelu": block("gpt2", **SIZES, **LARGE, heads=(16, 3), activation="gelu"),
     "modern": block("llama", **SIZES, **LARGE, **MODERN, heads=(2, 6, 12), kv_heads=(1, 3, 12)),
     "plain_norm": block("llama", **SIZES, **LARGE, heads=(2, 8), **CONSTANT, qk_norm="plain", z_loss=0.1),
+    "head_gate": block("llama", **SIZES, **LARGE, heads=(2, 6, 3), kv_heads=(1, 6, 3), attention_gate="head"),
+    "element_gate": block("gpt2", **SIZES, **LARGE, heads=(4, 1, 3), attention_gate="element"),
     "tapered": block("llama", **SIZES | LARGE | TAPERED, heads=(2, 6, 3)),
     "absent": block("gpt2", **SIZES | LARGE | ABSENT, heads=(0, 3, 4, 0), tie_embeddings=False),
 }
