@@ -61,7 +61,7 @@ CONTENTS = {
     "Explanations": [
         "docs/tensor_parallelism",
         "docs/learning_rates",
-        "docs/muon",
+        "docs/allocation", "docs/muon",
         "docs/growth",
         "docs/memory",
         "docs/performance",

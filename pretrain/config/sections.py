@@ -5,11 +5,12 @@ Types and ranges are in the declarations, and hold however an object is made. No
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from model.declared import (
+    LARGEST_INTEGER,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -17,7 +18,7 @@ from model.declared import (
     UnitInterval,
     declared,
 )
-from model.errors import UserError
+from model.errors import UserError, quote
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -49,12 +50,26 @@ class OptimizerConfig:
 MuonScale = Literal["rms", "spectral", "unit"]
 
 
+def _to_head_group(value: Any) -> Any:
+    """A number of heads as the field keeps it; a group of one is each."""
+    if value in ("whole", "each"):
+        return value
+    if type(value) is int and 1 <= value <= LARGEST_INTEGER:
+        return value if value > 1 else "each"
+    raise UserError(f"muon.heads: {quote(value)} is not valid; give whole, each, or a number of heads from 1")
+
+
+HeadGroup = Annotated[Literal["whole", "each"] | int, PlainValidator(_to_head_group)]
+
+
 @declared("muon")
 class MuonConfig:
     """Muon (Jordan 2024): momentum, made orthogonal by Newton-Schulz iterations; for optimizer.kind muon."""
 
-    heads: Literal["whole", "each"] = "whole"
-    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head."""
+    heads: HeadGroup = "whole"
+    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head, or in groups
+    of so many neighbouring heads (arXiv 2605.08933), of which the last is smaller where the number does not
+    divide the layer's."""
     scale: MuonScale = "rms"
     """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
     over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""

@@ -50,8 +50,11 @@ def describe_matrix(spec: ParameterSpec, model: ModelConfig, settings: MuonConfi
     role = spec.role
     assert len(spec.shape) == 2 and spec.shard_dimension is not None and role.layer is not None
     head = None
-    if settings.heads == "each" and role.part in ("q", "k", "v", "o", "gate"):
-        head = (1 if role.part == "o" else 0, model.layer_head_dim(role.layer))
+    if settings.heads != "whole" and role.part in ("q", "k", "v", "o", "gate"):
+        dimension, count = (1 if role.part == "o" else 0), 1 if settings.heads == "each" else settings.heads
+        width = count * model.layer_head_dim(role.layer)
+        if width < spec.shape[dimension] or settings.heads == "each":
+            head = (dimension, width)
     return Matrix((spec.shape[0], spec.shape[1]), spec.shard_dimension, head)
 
 

@@ -141,9 +141,17 @@ def matrix_update(matrix: Tensor, settings: MuonConfig, head: tuple[int, int] | 
     """The update of a whole matrix, [rows, cols], whose momentum (or Nesterov's sum) is *matrix*.
 
     Args:
-        head: the dimension that heads lie along and their width, of q, k, v and o with ``muon.heads: each``;
+        head: the dimension that heads lie along, and the width of one or of a group of them, of q, k, v and o
+            where ``muon.heads`` is not whole. The last group may be smaller; each is scaled by its own shape.
             None for a matrix that is not divided.
     """
-    blocks = matrix[None] if head is None else torch.stack(matrix.split(head[1], head[0]))
-    blocks = orthogonalize(blocks) * update_size(settings.scale, *blocks.shape[-2:])
-    return blocks[0] if head is None else torch.cat(blocks.unbind(), head[0])
+    if head is None:
+        return orthogonalize(matrix) * update_size(settings.scale, *matrix.shape)
+    dimension, width = head
+    blocks = matrix.split(width, dimension)
+    equal = [block for block in blocks if block.shape[dimension] == width]
+    updates = [*(orthogonalize(torch.stack(equal)) * update_size(settings.scale, *equal[0].shape)).unbind()]
+    updates += [
+        orthogonalize(block) * update_size(settings.scale, *block.shape) for block in blocks[len(equal) :]
+    ]
+    return torch.cat(updates, dimension)
