@@ -61,7 +61,8 @@ CONTENTS = {
     "Explanations": [
         "docs/tensor_parallelism",
         "docs/learning_rates",
-        "docs/allocation", "docs/muon",
+        "docs/allocation",
+        "docs/muon",
         "docs/growth",
         "docs/memory",
         "docs/performance",

@@ -18,8 +18,8 @@ from tests.pretrain.optim.reference import muon_updates
 CLIPPING = 0.05
 MODEL = [
     "--architecture.d_model 48 --heads 3x1,1x1,6x1,4x1 --architecture.kv_heads 3x1,1x1,2x1,2x1",
-    "--architecture.ffn_width 96 --global_batch_tokens 768 --optimizer.kind muon",
-    f"--optimizer.gradient_clipping {CLIPPING}",
+    "--architecture.ffn_width 96,48,0,144 --architecture.attention_gate element --global_batch_tokens 768",
+    f"--optimizer.kind muon --optimizer.gradient_clipping {CLIPPING}",
 ]
 STEPS = 3
 RATE, DECAY = 0.5, 0.2  # of Muon's groups; apart from 1, so that a missing factor shows
@@ -107,7 +107,8 @@ def head_rows(role, model, group):
     """Row indices of each head, or group of so many, of a matrix whose heads lie along its rows (o is
     transposed)."""
     head_dim, heads = model.layer_head_dim(role.layer), model.heads[role.layer]
-    count = {"q": heads, "o": heads, "k": model.kv_heads[role.layer], "v": model.kv_heads[role.layer]}
+    kv_heads = model.kv_heads[role.layer]
+    count = {"q": heads, "o": heads, "gate": heads, "k": kv_heads, "v": kv_heads}
     if group == "whole" or role.part not in count:
         return [None]
     return list(torch.arange(count[role.part] * head_dim).split((1 if group == "each" else group) * head_dim))
