@@ -187,3 +187,38 @@ def test_replace_and_difference():
     ]
     with pytest.raises(UserError, match="head: unknown; did you mean 'heads'"):
         config.replace(head=(1,))
+
+
+def test_layers_without_a_part():
+    """Counted by hand: a gated layer without attention, one without a feed-forward network, one with both."""
+    config = llama(
+        heads=(0, 3, 4), ffn_width=(96, 0, 32), kv_heads=(0, 1, 4), norm_bias=True, attention_gate="head"
+    )
+    d = config.d_model
+    attention = [0, (2 + 2 / 3) * d * d / 1, 4 * d * d]
+    assert config.attention_layers == (1, 2) and config.residual_writes == 4
+    assert [config.layer_head_dim(layer) for layer in range(3)] == [0, d // 3, d // 4]
+    matrices = sum(attention) + (3 + 4) * d + 3 * d * (96 + 32)
+    assert config.num_parameters() == matrices + (4 + 1) * 2 * d + config.vocab_size * d
+    visible = 2 * d * config.context_length  # attention of two layers
+    assert config.flops_per_token() == 6 * (matrices + config.vocab_size * d) + 12 * visible
+    assert config.summary().endswith("FFN width 96,0,32, d_model 48, context 64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"heads": (0, 4, 4), "ffn_width": (0, 8, 8)}, "heads: layer 0 has neither heads nor a feed-forward"),
+        (
+            {"heads": (4, 0, 4), "kv_heads": (4, 2, 4)},
+            "kv_heads: layer 1 has 2 key/value heads, and no heads",
+        ),
+        ({"kv_heads": (4, 0, 4)}, "kv_heads: layer 1 has 0 key/value heads, which do not divide its 4 heads"),
+        ({"head_dim": (8, 0, 8)}, "head_dim: layer 1 has 0, and 4 heads; give a number above 0"),
+        ({"ffn_width": (8, 8)}, "ffn_width: 2 layers given, but heads has 3"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(changes, said):
+    with pytest.raises(UserError) as caught:
+        llama(**{"heads": (4, 4, 4)} | changes)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
