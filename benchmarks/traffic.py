@@ -219,7 +219,7 @@ def step(config: ModelConfig, micro_batch: int, fused: Fused, compiled: bool) ->
         network = Transformer(config, fused=fused).bfloat16()
         tokens = torch.zeros(micro_batch, config.context_length, dtype=torch.int64)
     network.rotary and [  # the tables are made on the CPU, once for all steps
-        network.rotary.get(config.layer_head_dim(layer), 1, tokens.device, torch.bfloat16)
+        network.table(layer, torch.empty(0, device=tokens.device, dtype=torch.bfloat16), 0, 1)
         for layer in range(config.num_layers)
     ]
     flops = FlopCounterMode(display=False)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
+from pydantic import Field
 
-from model.allocations import Allocation, parse_allocation
+from model.allocations import Allocation
 from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
-from model.errors import UserError, quote
-from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_schedule
+from model.errors import UserError
+from model.heads import draw_heads, format_heads
+from model.schedules import LARGEST_SIZE, SCHEDULES, Bases, FeedForwardWidths, Schedule, Shares, Size, Windows
 
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
@@ -30,51 +31,6 @@ VOCABULARY_MULTIPLE = 128
 
 LARGEST_WIDTH_RATIO = 64
 """Of d_model and base_width, either way: further apart no rate has been seen to transfer."""
-
-LARGEST_SIZE = 2**31 - 1
-"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found
-quickly."""
-
-
-def _to_tuple(value: Any, info: ValidationInfo) -> Any:
-    """A schedule as its field keeps it: JSON has lists, and users may write 3x2,6x2."""
-    if isinstance(value, str):
-        return parse_schedule(value, info.field_name or "schedule")
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _to_widths(value: Any) -> int | tuple[int, ...] | Allocation:
-    """A width for all layers as a number, a width per layer, or an allocation by name."""
-    given = value
-    if isinstance(value, str):
-        if "(" in value:  # its widths follow when the number of layers is known
-            return parse_allocation(value, "ffn_width")
-        given = parse_schedule(value, "ffn_width")
-    widths = tuple(given) if isinstance(given, list | tuple) else (given,)
-    valid = all(type(width) is int and 0 <= width <= LARGEST_SIZE for width in widths)
-    if not (valid and 0 < len(widths) <= MOST_LAYERS):
-        raise UserError(
-            f"ffn_width: {quote(value)} is not valid; give a whole number from 0, or one per layer, such as "
-            "1024x4,768x8, or an allocation, such as tapered(1024)"
-        )
-    return widths if isinstance(given, list | tuple) and widths[1:] else widths[0]
-
-
-Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
-Count = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
-Schedule = Annotated[
-    tuple[Count, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=MOST_LAYERS)
-]
-"""One value per layer; 0 where the layer has no such part."""
-FeedForwardWidths = Annotated[
-    int | tuple[int, ...],
-    PlainValidator(_to_widths),
-    PlainSerializer(lambda widths: list(widths) if isinstance(widths, tuple) else widths),
-]
-"""One width for all layers, or one per layer."""
-Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_to_tuple)]
-SCHEDULES = ("heads", "kv_heads", "head_dim", "ffn_width", "local_window")
-"""Fields with one value per layer."""
 
 
 @declared("rope_scaling")
@@ -138,8 +94,12 @@ class ModelConfig:
     """Whether the feed-forward projections have biases."""
     positions: Positions = "rope"
     """rope: rotate q and k (RoFormer, arXiv 2104.09864); learned: add an embedding of the position."""
-    rope_base: PositiveFloat = 10000.0
-    """Base of the rotary wavelengths; unused with learned positions. Not given by the Prism paper."""
+    rope_base: Bases = 10000.0
+    """Base of the rotary wavelengths, of all layers or of each; null: the layer has no positions (NoPE).
+    Unused with learned positions. Not given by the Prism paper."""
+    rotary_share: Shares = 1.0
+    """Which share of a head's dims is rotated, from the first on, of all layers or of each (partial rotary:
+    GPT-NeoX); an even number of dims."""
     rope_scaling: RopeScaling | None = None
     """Longer rotary wavelengths, as Llama 3.1 has them; None leaves them as they are."""
     qk_norm: QKNorm = "none"
@@ -201,8 +161,10 @@ class ModelConfig:
                     f"{name}: {len(schedule)} layers given, but heads has {self.num_layers}; "
                     f"{name} must have {self.num_layers} values"
                 )
-        if isinstance(self.ffn_width, tuple) and len(set(self.ffn_width)) == 1:
-            object.__setattr__(self, "ffn_width", self.ffn_width[0])  # one form of one meaning
+        for name in ("ffn_width", "rope_base", "rotary_share"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(set(value)) == 1 and value[0] is not None:
+                object.__setattr__(self, name, value[0])  # one form of one meaning
         self._check_heads()
 
     def _check_parametrization(self) -> None:
@@ -225,11 +187,12 @@ class ModelConfig:
             )
 
     def _check_heads(self) -> None:
-        multiple = 2 if self.positions == "rope" else 1  # of a head dim: rotary positions are pairs
         for layer, heads in enumerate(self.heads):
             if not heads:
                 self._check_absent(layer)
                 continue
+            # Of a head dim: rotary positions are pairs.
+            multiple = 2 if self.layer_base(layer) is not None and self.layer_share(layer) == 1 else 1
             if self.head_dim is None and self.d_model % (multiple * heads):
                 valid = [count for count in divisors(self.d_model) if self.d_model % (multiple * count) == 0]
                 raise UserError(
@@ -245,12 +208,25 @@ class ModelConfig:
                     f"head_dim: layer {layer} has {head_dim}; positions 'rope' needs an even head dim; "
                     f"nearest valid: {describe_nearest(head_dim, [head_dim - 1, head_dim + 1])}"
                 )
+            self._check_rotary(layer, head_dim)
             kv_heads = self.layer_kv_heads(layer)
             if not kv_heads or heads % kv_heads:
                 raise UserError(
                     f"kv_heads: layer {layer} has {kv_heads} key/value heads, which do not divide its "
                     f"{heads} heads; nearest valid: {describe_nearest(kv_heads, divisors(heads))}"
                 )
+
+    def _check_rotary(self, layer: int, head_dim: int) -> None:
+        """Check that a layer rotates an even number of its heads' dims."""
+        dims = self.layer_share(layer) * head_dim
+        if self.layer_base(layer) is not None and abs(dims / 2 - round(dims / 2)) > 1e-9:
+            low = int(dims) // 2 * 2
+            valid = [f"{count / head_dim:.6g}" for count in (low, low + 2) if 0 < count <= head_dim]
+            raise UserError(
+                f"rotary_share: layer {layer} rotates {self.layer_share(layer):g} of a head dim of "
+                f"{head_dim}, {dims:g} of its dims; they must be an even number; nearest valid: "
+                f"{' or '.join(valid)}"
+            )
 
     def _check_absent(self, layer: int) -> None:
         """Check a layer without attention."""
@@ -305,6 +281,23 @@ class ModelConfig:
     def layer_kv_heads(self, layer: int) -> int:
         """Number of key/value heads of the layer."""
         return self.kv_heads[layer] if self.kv_heads is not None else self.heads[layer]
+
+    def layer_base(self, layer: int) -> float | None:
+        """Base of the layer's rotary wavelengths; None where nothing is rotated."""
+        if self.positions != "rope" or not self.heads[layer]:
+            return None
+        return self.rope_base[layer] if isinstance(self.rope_base, tuple) else self.rope_base
+
+    def layer_share(self, layer: int) -> float:
+        """Share of a head's dims that the layer rotates, where it has a base."""
+        share = self.rotary_share[layer] if isinstance(self.rotary_share, tuple) else self.rotary_share
+        return cast(float, share)
+
+    def layer_rotary(self, layer: int) -> tuple[int, float] | None:
+        """Dims of a head that the layer rotates, and the base of their wavelengths; None if it rotates
+        none."""
+        base = self.layer_base(layer)
+        return None if base is None else (round(self.layer_share(layer) * self.layer_head_dim(layer)), base)
 
     def layer_scale(self, layer: int) -> float | None:
         """The factor on the layer's attention logits; None is 1/sqrt(d_h)."""

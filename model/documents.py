@@ -52,7 +52,7 @@ class PackedDocuments:
         self.offsets = offsets
         self.batch, self.length, self.dtype = batch, length, dtype
         self._masks: dict[int | None, Tensor] = {}
-        self._tables: dict[int, Table] = {}
+        self._tables: dict[tuple[int, float], Table] = {}
 
     @cached_property
     def positions(self) -> Tensor:
@@ -61,13 +61,13 @@ class PackedDocuments:
         document = torch.searchsorted(self.offsets, tokens, right=True) - 1
         return (tokens - self.offsets[document]).view(self.batch, self.length)
 
-    def table(self, head_dim: int, table: Table) -> Table:
-        """Cosines and sines [B, T, 1, d_h / 2] of the positions, from the *table* [T, 1, d_h / 2] of that
-        head dim."""
-        if head_dim not in self._tables:
+    def table(self, rotary: tuple[int, float], table: Table) -> Table:
+        """Cosines and sines [B, T, 1, d_r / 2] of the positions, from the *table* [T, 1, d_r / 2] of these
+        rotated dims and base."""
+        if rotary not in self._tables:
             cosines, sines = table
-            self._tables[head_dim] = (cosines[self.positions], sines[self.positions])
-        return self._tables[head_dim]
+            self._tables[rotary] = (cosines[self.positions], sines[self.positions])
+        return self._tables[rotary]
 
     def mask(self, window: int | None) -> Tensor:
         """Mask [B, 1, T, T] to be added to the logits: 0 where a query (row) sees a key (column), else -inf.

@@ -19,7 +19,8 @@ Table = tuple[Tensor, Tensor]
 
 
 class RotaryTables:
-    """Cosine and sine tables, made on first use for a head dim and shared by all layers that have it.
+    """Cosine and sine tables, made on first use for a number of rotated dims and a base, and shared by all
+    layers that have both.
 
     Not a module and no buffers, on purpose: casting the model to bf16 must not round the tables (at position
     1000 a bf16 angle is wrong by several radians), and they are not part of a checkpoint.
@@ -29,21 +30,28 @@ class RotaryTables:
         self.context_length = context_length
         self.base = base
         self.scaling = scaling
-        self._tables: dict[tuple[int, torch.device, torch.dtype], Table] = {}
+        self._tables: dict[tuple[int, float, torch.device, torch.dtype], Table] = {}
 
-    def get(self, head_dim: int, length: int, device: torch.device, dtype: torch.dtype) -> Table:
+    def get(
+        self, head_dim: int, length: int, device: torch.device, dtype: torch.dtype, base: float | None = None
+    ) -> Table:
         """Cosines and sines [length, 1, head_dim / 2] for positions 0 … length-1.
+
+        Args:
+            head_dim: of a head, the dims that are rotated.
+            base: of the wavelengths; None is that of all layers.
 
         They are fp32 (fp64 if *dtype*, the model's, is): the angle of position p and pair i is
         p * base^(-2i / head_dim), or of the scaled frequency, computed on the CPU so that every device has
         the same table.
         """
         precision = torch.float64 if dtype == torch.float64 else torch.float32
-        key = (head_dim, device, precision)
+        base = self.base if base is None else base
+        key = (head_dim, base, device, precision)
         if key not in self._tables:
             # Not an inference tensor, even if an evaluation in inference mode comes first: training saves it.
             with torch.inference_mode(False), torch.no_grad():
-                cosines, sines = _table(self.context_length, head_dim, self.base, precision, self.scaling)
+                cosines, sines = _table(self.context_length, head_dim, base, precision, self.scaling)
                 self._tables[key] = (cosines.to(device), sines.to(device))
         cosines, sines = self._tables[key]
         return cosines[:length], sines[:length]
@@ -76,7 +84,11 @@ def table_rows(table: Table, start: int, stop: int) -> Table:
 
 
 def rotate(heads: Tensor, table: Table) -> Tensor:
-    """Rotate every pair of q or k [B, T, h, d_h] by its position's angle, in the table's precision."""
+    """Rotate the pairs of q or k [B, T, h, d_h] that the table has angles for, the first dims of a head, by
+    their position's angle, in the table's precision; the others stay."""
+    dims = 2 * table[0].shape[-1]
+    if dims < heads.shape[-1]:
+        return torch.cat((rotate(heads[..., :dims], table), heads[..., dims:]), dim=-1)
     if torch.compiler.is_compiling():  # the compiler makes one pass of it, forward and backward
         return rotate_by_swapping(heads, table) if heads.is_cuda else rotate_plainly(heads, table)
     return _Rotation.apply(heads, *table)

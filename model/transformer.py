@@ -104,7 +104,8 @@ class Transformer(nn.Module):
         if config.positions == "learned":
             self.position_embedding = position_embedding(config.context_length, config.d_model, grid)
         else:
-            self.rotary = RotaryTables(config.context_length, config.rope_base, config.rope_scaling)
+            base = config.rope_base if isinstance(config.rope_base, float) else 0.0  # each layer's own
+            self.rotary = RotaryTables(config.context_length, base, config.rope_scaling)
         self.layers = nn.ModuleList(
             Block(config, layer, grid, fused=fused == "all", attention=attention)
             for layer in range(config.num_layers)
@@ -196,7 +197,8 @@ class Transformer(nn.Module):
                     masks[window] = local_mask(length, window, hidden.device)
                 mask = masks[window]
             else:
-                table = table and documents.table(self.config.layer_head_dim(layer), table)
+                if table is not None and (rotary := self.config.layer_rotary(layer)) is not None:
+                    table = documents.table(rotary, table)
                 if attention.takes_offsets(hidden, batch, length):
                     offsets = documents.offsets
                 else:
@@ -206,10 +208,11 @@ class Transformer(nn.Module):
 
     def table(self, layer: int, hidden: Tensor, start: int, stop: int) -> Table | None:
         """The layer's rotary table of positions [start, stop) for these hidden states, or None."""
-        if self.rotary is None:
+        rotary = self.config.layer_rotary(layer)
+        if self.rotary is None or rotary is None:
             return None
-        head_dim = self.config.layer_head_dim(layer)
-        return table_rows(self.rotary.get(head_dim, stop, hidden.device, hidden.dtype), start, stop)
+        dims, base = rotary
+        return table_rows(self.rotary.get(dims, stop, hidden.device, hidden.dtype, base), start, stop)
 
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross

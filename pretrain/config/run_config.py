@@ -19,10 +19,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from model.config import SCHEDULES, ModelConfig, Size
+from model.allocations import parse_allocation
+from model.config import ModelConfig
 from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared, from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import HeadSchedule, normalize_heads, parse_heads, parse_schedule
+from model.schedules import SCHEDULES, Size
 from pretrain.config.growth import GrowthConfig
 from pretrain.config.lr_rules import LearningRateRule, parse_rules
 from pretrain.config.model_file import check_names, load_named_model
@@ -60,6 +62,9 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
         raise UserError("architecture.heads: this is the setting heads; give heads")
     checked = {}
     for name, value in values.items():
+        if name == "ffn_width" and isinstance(value, str) and "(" in value:
+            checked[name] = parse_allocation(value, f"architecture.{name}").text  # of any number of layers
+            continue
         if name in SCHEDULES and isinstance(value, str):
             value = parse_schedule(value, f"architecture.{name}")
         checked[name] = to_dict(from_dict(_ARCHITECTURE[name], value, section=f"architecture.{name}"))

@@ -15,10 +15,11 @@ import psutil
 from pydantic import Field, create_model
 
 from model.blocks import block
-from model.config import Count, ModelConfig, Size
+from model.config import ModelConfig
 from model.declared import STRICT, NonNegativeFloat, from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import MOST_LAYERS
+from model.schedules import Count, Size
 from pretrain.utils.parsing import read_json_object
 
 Format = Literal["native", "llama", "qwen3", "gpt2"]
@@ -46,6 +47,7 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "ffn_bias": ("mlp_bias", "mlp_bias", None),
         "positions": ("positions", None, None),
         "rope_base": ("rope_theta", "rope_theta", None),
+        "rotary_share": ("partial_rotary", None, None),
         "rope_scaling": ("rotary_scaling", None, None),  # of a Llama or a Qwen3: in its rope_parameters
         "attention_gate": ("attention_gate", None, None),
         "qk_norm": ("qk_norm", None, None),
@@ -161,7 +163,7 @@ _COMMON: Settings = {
 # Of transformers' classes, for what older folders do not say; a native folder says everything.
 _LLAMAS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "rope_theta": 10000.0}
 _DEFAULTS: dict[Format, dict[str, Any]] = {
-    "native": {"rotary_scaling": None, "qk_norm": "none", "attention_gate": "none"}
+    "native": {"partial_rotary": 1.0, "rotary_scaling": None, "qk_norm": "none", "attention_gate": "none"}
     | {"attention_scale_base": None, "final_logit_softcapping": None}
     | {"parametrization": "standard", "base_width": None},
     "llama": _LLAMAS | {"mlp_bias": False, "tie_word_embeddings": False, "initializer_range": 0.02},
@@ -317,9 +319,10 @@ def _shorten_schedules(model: ModelConfig) -> ModelConfig:
 def _check_rotary_tables(model: ModelConfig) -> None:
     """Refuse a context for which more memory would be taken than there is."""
     if model.positions == "rope":
-        dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
+        kinds = {model.layer_rotary(layer) for layer in range(model.num_layers)} - {None}
+        dims = [kind[0] for kind in kinds if kind is not None]
         # Cosines and sines in fp32, half a head each, and the angles while they are made.
-        needed = model.context_length * (4 * sum(dims) + 2 * max(dims))
+        needed = model.context_length * (4 * sum(dims) + 2 * max(dims, default=0))
         available = psutil.virtual_memory().available
         if needed > available:
             raise UserError(

@@ -59,7 +59,10 @@ class HeadScheduleConfig(PreTrainedConfig):
     mlp_bias: bool = False
     positions: str = "rope"
     """rope (rotate-half pairs, as Llama) or learned (an embedding of the position)."""
-    rope_theta: float = 10000.0
+    rope_theta: float | list[float | None] = 10000.0
+    """Base of the rotary wavelengths, of all layers or of each; null: the layer has no positions."""
+    partial_rotary: float | list[float] = 1.0
+    """Share of a head's dims that is rotated, from the first on, of all layers or of each."""
     rotary_scaling: dict[str, Any] | None = None
     """Llama 3.1's longer wavelengths: factor, low_freq_factor, high_freq_factor, original_context_length."""
     qk_norm: str = "none"

@@ -69,7 +69,8 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
     for name, theirs in SETTINGS.items():
         valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
         # No learned positions have a base; Llama and Qwen3 have the scaling in their rope_parameters.
-        held = name == "rope_base" or (name == "rope_scaling" and chosen != "gpt2")
+        held = name == "rope_scaling" and chosen != "gpt2"
+        held |= name == "rope_base" and isinstance(model.rope_base, float)
         if theirs[chosen] is None and not held:
             valid = [switches[name]]
         if valid and getattr(model, name) not in valid:
@@ -217,7 +218,8 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             # The old name of n_positions: llama.cpp's converter reads no other.
             **settings | {"n_ctx": model.context_length},
         )
-    settings["rope_theta"] = float(model.rope_base)
+    if chosen in LLAMA_LIKE:
+        settings["rope_theta"] = model.rope_base
     windows = [model.layer_window(layer) for layer in layers]
     usual = mode(window for window in windows[::-1] if window) if any(windows) else None
     kinds = [_SLIDING if window else "full_attention" for window in windows]

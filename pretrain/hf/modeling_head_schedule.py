@@ -57,7 +57,7 @@ def build_norm(config: HeadScheduleConfig) -> nn.Module:
 
 
 class HeadScheduleRotaryEmbedding(nn.Module):
-    """Cosines and sines of every position, for each head dim that some layer has.
+    """Cosines and sines of every position, for each number of rotated dims and base that some layer has.
 
     The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be
     wrong by several radians. So they are kept as integers of the same bits, which no cast touches.
@@ -65,17 +65,17 @@ class HeadScheduleRotaryEmbedding(nn.Module):
 
     def __init__(self, config: HeadScheduleConfig) -> None:
         super().__init__()
-        self.theta = config.rope_theta
         self.scaling = config.rotary_scaling
-        self.head_dims = sorted({layer.head_dim for layer in config.per_layer_config} - {0})
-        for head_dim in self.head_dims:
-            self.register_buffer(f"frequencies_{head_dim}", self.frequencies(head_dim), persistent=False)
+        layers = range(config.num_hidden_layers)
+        self.kinds = sorted({kind for layer in layers if (kind := layer_rotary(config, layer)) is not None})
+        for index, kind in enumerate(self.kinds):
+            self.register_buffer(f"frequencies_{index}", self.frequencies(*kind), persistent=False)
 
-    def frequencies(self, head_dim: int) -> Tensor:
-        """Bits of the angle per position of each pair, int32 [head_dim / 2]; computed on the CPU, the same
-        for every device."""
-        exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
-        frequencies = 1.0 / self.theta**exponents
+    def frequencies(self, dims: int, base: float) -> Tensor:
+        """Bits of the angle per position of each pair, int32 [dims / 2]; computed on the CPU, the same for
+        every device."""
+        exponents = torch.arange(0, dims, 2, device="cpu", dtype=torch.float32) / dims
+        frequencies = 1.0 / base**exponents
         if self.scaling is not None:
             low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
             waves = self.scaling["original_context_length"] * frequencies / (2 * math.pi)
@@ -84,14 +84,26 @@ class HeadScheduleRotaryEmbedding(nn.Module):
         return frequencies.view(torch.int32)
 
     @torch.no_grad()
-    def forward(self, position_ids: Tensor) -> dict[int, Rotation]:
-        """Position ids [B or 1, T] -> by head dim, cosines and sines [B or 1, T, head_dim], fp32."""
-        rotations = {}
-        for head_dim in self.head_dims:
-            frequencies = getattr(self, f"frequencies_{head_dim}").view(torch.float32)
+    def forward(self, position_ids: Tensor) -> dict[tuple[int, float] | None, Rotation]:
+        """Position ids [B or 1, T] -> by rotated dims and base, cosines and sines [B or 1, T, dims], fp32."""
+        rotations: dict[tuple[int, float] | None, Rotation] = {}
+        for index, kind in enumerate(self.kinds):
+            frequencies = getattr(self, f"frequencies_{index}").view(torch.float32)
             angles = (position_ids[..., None].float() * frequencies).repeat(1, 1, 2)
-            rotations[head_dim] = (angles.cos(), angles.sin())
+            rotations[kind] = (angles.cos(), angles.sin())
         return rotations
+
+
+def layer_rotary(config: HeadScheduleConfig, layer_idx: int) -> tuple[int, float] | None:
+    """Dims of a head that the layer rotates, and their base; None if it rotates none."""
+
+    def own(value: Any) -> Any:
+        return value[layer_idx] if isinstance(value, list) else value
+
+    layer, base = config.per_layer_config[layer_idx], own(config.rope_theta)
+    if config.positions != "rope" or base is None or not layer.num_attention_heads:
+        return None
+    return round(own(config.partial_rotary) * layer.head_dim), float(base)
 
 
 def layer_window(config: HeadScheduleConfig, layer_idx: int) -> int | None:
@@ -159,7 +171,7 @@ class HeadScheduleAttention(nn.Module):
         key = key.transpose(1, 2)  # [B, kv, T, d_h]
         value = value.view(shape).transpose(1, 2)
         if rotation is not None:
-            query, key = (x.to(value.dtype) for x in apply_rotary_pos_emb(query, key, *rotation))
+            query, key = self.rotate(query, key, rotation, value.dtype)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -183,6 +195,17 @@ class HeadScheduleAttention(nn.Module):
             gates = self.g_proj(hidden_states).sigmoid()[..., None]
             output = (output.unflatten(-1, (-1, self.head_dim)) * gates).flatten(-2)
         return self.o_proj(output), weights
+
+    def rotate(
+        self, query: Tensor, key: Tensor, rotation: Rotation, dtype: torch.dtype
+    ) -> tuple[Tensor, ...]:
+        """Queries and keys [B, heads, T, d_h] with the first dims of each head rotated by their positions."""
+        dims = rotation[0].shape[-1]
+        turned = apply_rotary_pos_emb(query[..., :dims], key[..., :dims], *rotation)
+        if dims == self.head_dim:
+            return tuple(x.to(dtype) for x in turned)
+        pairs = zip(turned, (query, key), strict=True)
+        return tuple(torch.cat((x.to(dtype), whole[..., dims:]), dim=-1) for x, whole in pairs)
 
 
 class HeadScheduleMLP(nn.Module):
@@ -284,8 +307,8 @@ class HeadSchedulePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, HeadScheduleRotaryEmbedding):
-            for head_dim in module.head_dims:
-                init.copy_(getattr(module, f"frequencies_{head_dim}"), module.frequencies(head_dim))
+            for index, kind in enumerate(module.kinds):
+                init.copy_(getattr(module, f"frequencies_{index}"), module.frequencies(*kind))
 
 
 class HeadScheduleModel(HeadSchedulePreTrainedModel):
@@ -306,7 +329,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         self.norm = build_norm(config)
         self.gradient_checkpointing = False
         # Not looked up in self.layers: a server's pipeline leaves those of other ranks out.
-        self.head_dims = [layer.head_dim for layer in config.per_layer_config]
+        self.rotaries = [layer_rotary(config, layer) for layer in range(config.num_hidden_layers)]
         self.windows = [layer_window(config, layer) for layer in range(config.num_hidden_layers)]
         self.post_init()
 
@@ -337,7 +360,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
             position_ids = self._positions(inputs_embeds, attention_mask, past_key_values)
 
         hidden_states = inputs_embeds
-        rotations: dict[int, Rotation] = {}
+        rotations: dict[tuple[int, float] | None, Rotation] = {}
         if self.embed_positions is not None:
             hidden_states = hidden_states + self.embed_positions(position_ids)
         elif self.rotary_emb is not None:
@@ -349,7 +372,7 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         for layer, block in enumerate(self.layers):
             hidden_states = block(
                 hidden_states,
-                rotation=rotations.get(self.head_dims[layer]),
+                rotation=rotations.get(self.rotaries[layer]),
                 attention_mask=masks[self.windows[layer]],
                 position_ids=position_ids,
                 past_key_values=past_key_values,

@@ -155,9 +155,10 @@ class _Pass:
         return kernel and varlen_head_dim(self.config.layer_head_dim(layer))
 
     def tables(self) -> int:
-        """Bytes of rotary tables for a position: cosines and sines of d_h / 2 angles for each head dim."""
-        layers = range(self.config.num_layers) if self.config.positions == "rope" else ()
-        return FP32_BYTES * sum({self.config.layer_head_dim(layer) for layer in layers})
+        """Bytes of rotary tables for a position: cosines and sines of half as many angles as dims are
+        rotated, for each number of them and base."""
+        kinds = {self.config.layer_rotary(layer) for layer in range(self.config.num_layers)}
+        return FP32_BYTES * sum(kind[0] for kind in kinds if kind is not None)
 
     def documents(self) -> int:
         """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables,

@@ -66,6 +66,8 @@ SETTINGS: dict[str, dict[str, str]] = {
         "relu2": "--architecture.ffn mlp --architecture.activation relu2",
     },
     "positions": {name: f"--architecture.positions {name}" for name in ("rope", "learned")},
+    "rope_base": {"one": "", "by layer": "--architecture.rope_base '[100, null]'"},
+    "rotary_share": {"1": "", "half": "--architecture.rotary_share 0.5"},
     "tie_embeddings": {name: f"--architecture.tie_embeddings {name}" for name in ("true", "false")},
     "bias": {
         "none": "",

@@ -55,6 +55,13 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "head_gate": block("llama", **LLAMA, heads=(2, 3, 4), kv_heads=(1, 3, 2), attention_gate="head"),
     "element_gate": block("gpt2", **PLAIN, heads=(2, 0, 3), attention_gate="element"),
+    "positions": block(
+        "llama",
+        **LLAMA,
+        heads=(2, 3, 4, 2),
+        rope_base=(100.0, None, 10000.0, 100.0),
+        rotary_share=(0.5, 1.0, 1.0, 1.0),
+    ),
     "tapered": block("llama", **SIZES, ffn_width=(192, 128, 64), heads=(2, 3, 4)),
     "absent": block("llama", **SIZES, ffn_width=(96, 0, 128, 64), heads=(0, 3, 4, 0), kv_heads=(0, 1, 4, 0)),
     "absent_gpt2": block(

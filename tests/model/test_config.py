@@ -70,7 +70,8 @@ SCALING = {
 }
 WRONG = [
     ("vocab_size context_length d_model", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
-    ("norm_eps rope_base init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
+    ("rope_base rotary_share", [0, -1.0, math.inf, math.nan, True, "x", None, (), (1.0, -1.0, 1.0)]),
+    ("norm_eps init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
     ("norm_bias ffn_bias tie_embeddings", [1, "true", None]),
     ("ffn activation norm attention_bias positions attention_scale qk_norm parametrization", ["x", 1, None]),
     ("attention_gate", ["x", "heads", 1, None]),

@@ -126,6 +126,9 @@ def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
     }
     sizes |= {"ffn_width": ffn_width, "tie_embeddings": draw(st.booleans())}
     schedules = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "local_window": windows}
+    if kind == "llama":
+        bases = draw(st.lists(st.sampled_from([None, 10.0, 1e4]), min_size=layers, max_size=layers))
+        sizes["rope_base"] = bases
     gate = draw(st.sampled_from(["none", "none", "head", "element"]))
     config = block(kind, **sizes, **schedules, attention_gate=gate)
     batch = draw(st.integers(1, 5))

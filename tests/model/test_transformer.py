@@ -203,11 +203,14 @@ def plain_logits(config, weights, tokens):
         x = x / (x.pow(2).mean(-1, keepdim=True) + config.norm_eps).sqrt() * weights[f"{name}.weight"]
         return x + weights[f"{name}.bias"] if f"{name}.bias" in weights else x
 
-    def rotated(x):  # [T, d_h]
-        if config.positions != "rope":
+    def rotated(x, layer):  # [T, d_h]
+        base = config.rope_base[layer] if isinstance(config.rope_base, tuple) else config.rope_base
+        share = config.rotary_share[layer] if isinstance(config.rotary_share, tuple) else config.rotary_share
+        if config.positions != "rope" or base is None:
             return x
+        x, rest = x[:, : round(share * x.shape[1])], x[:, round(share * x.shape[1]) :]
         half = x.shape[1] // 2
-        frequencies = config.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
+        frequencies = base ** (-torch.arange(half, dtype=torch.float64) / half)
         if (scaling := config.rope_scaling) is not None:
             for pair, frequency in enumerate(frequencies.tolist()):
                 wavelength = 2 * math.pi / frequency
@@ -218,7 +221,7 @@ def plain_logits(config, weights, tokens):
                 frequencies[pair] = share * frequency + (1 - share) * slow
         angles = torch.arange(len(x), dtype=torch.float64)[:, None] * frequencies
         turned = torch.complex(x[:, :half], x[:, half:]) * torch.exp(1j * angles)
-        return torch.cat([turned.real, turned.imag], dim=1)
+        return torch.cat([turned.real, turned.imag, rest], dim=1)
 
     tanh = {"approximate": "tanh"} if config.activation == "gelu_tanh" else {}
     activation = functools.partial(F.silu if config.activation == "silu" else F.gelu, **tanh)
@@ -257,7 +260,7 @@ def plain_logits(config, weights, tokens):
                 own = slice(head * width, (head + 1) * width)
                 shared = slice(head // share * width, (head // share + 1) * width)
                 query, key = normed("q", q[:, own]), normed("k", k[:, shared])
-                scores = rotated(query) @ rotated(key).T * scale
+                scores = rotated(query, layer) @ rotated(key, layer).T * scale
                 distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
                 hidden = (distance < 0) | (distance >= (window or len(x)))
                 outputs.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, shared])
@@ -294,6 +297,11 @@ MODERN["rope_scaling"] = {"type": "llama3", "factor": 4, "low_freq_factor": 1, "
 MODERN["rope_scaling"]["original_context_length"] = 32
 CONSTANT: dict[str, Any] = {"attention_scale": "constant", "attention_scale_base": 16}
 TAPERED: dict[str, Any] = {"ffn_width": (80, 64, 16)}
+POSITIONS: dict[str, Any] = {
+    "heads": (2, 3, 4),
+    "rope_base": (50, None, 1e4),
+    "rotary_share": (0.5, 1, 1 / 3),
+}
 ABSENT: dict[str, Any] = {"ffn_width": (24, 0, 64, 8), "local_window": (None, 9, None, 3)}
 PER_LAYER = {
     "prism": block("llama", **SIZES, **LARGE, heads=(1, 2, 3, 8, 24)),
@@ -305,6 +313,7 @@ PER_LAYER = {
     "gelu": block("gpt2", **SIZES, **LARGE, heads=(16, 3), activation="gelu"),
     "modern": block("llama", **SIZES, **LARGE, **MODERN, heads=(2, 6, 12), kv_heads=(1, 3, 12)),
     "plain_norm": block("llama", **SIZES, **LARGE, heads=(2, 8), **CONSTANT, qk_norm="plain", z_loss=0.1),
+    "positions": block("llama", **SIZES, **LARGE, **POSITIONS, kv_heads=(2, 1, 4)),
     "head_gate": block("llama", **SIZES, **LARGE, heads=(2, 6, 3), kv_heads=(1, 6, 3), attention_gate="head"),
     "element_gate": block("gpt2", **SIZES, **LARGE, heads=(4, 1, 3), attention_gate="element"),
     "tapered": block("llama", **SIZES | LARGE | TAPERED, heads=(2, 6, 3)),

@@ -44,11 +44,12 @@ def test_bf16_logits_are_close_to_fp32(name, folders):
 
 
 def test_rotary_frequencies_survive_casts(folders):
-    whole = load(folders("prism")).model.rotary_emb
-    for cast in (load(folders("prism"), dtype=torch.bfloat16), load(folders("prism")).to(torch.bfloat16)):
-        for head_dim in whole.head_dims:
-            got = getattr(cast.model.rotary_emb, f"frequencies_{head_dim}")
-            assert torch.equal(got, getattr(whole, f"frequencies_{head_dim}"))
+    for name, kinds in (("prism", 3), ("positions", 3)):
+        whole = load(folders(name)).model.rotary_emb
+        for cast in (load(folders(name), dtype=torch.bfloat16), load(folders(name)).to(torch.bfloat16)):
+            for index in range(kinds):
+                got = getattr(cast.model.rotary_emb, f"frequencies_{index}")
+                assert torch.equal(got, getattr(whole, f"frequencies_{index}"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,0 +1,80 @@
+"""Types of fields that have a value per layer: numbers, lists or text, in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, cast
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
+
+from model.allocations import MOST_LAYERS, Allocation, parse_allocation
+from model.errors import UserError, quote
+from model.heads import parse_schedule
+
+LARGEST_SIZE = 2**31 - 1
+"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found
+quickly."""
+
+
+def _to_tuple(value: Any, info: ValidationInfo) -> Any:
+    """A schedule as its field keeps it: JSON has lists, and users may write 3x2,6x2."""
+    if isinstance(value, str):
+        return parse_schedule(value, info.field_name or "schedule")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _to_widths(value: Any) -> int | tuple[int, ...] | Allocation:
+    """A width for all layers as a number, a width per layer, or an allocation by name."""
+    given = value
+    if isinstance(value, str):
+        if "(" in value:  # its widths follow when the number of layers is known
+            return parse_allocation(value, "ffn_width")
+        given = parse_schedule(value, "ffn_width")
+    widths = tuple(given) if isinstance(given, list | tuple) else (given,)
+    valid = all(type(width) is int and 0 <= width <= LARGEST_SIZE for width in widths)
+    if not (valid and 0 < len(widths) <= MOST_LAYERS):
+        raise UserError(
+            f"ffn_width: {quote(value)} is not valid; give a whole number from 0, or one per layer, such as "
+            "1024x4,768x8, or an allocation, such as tapered(1024)"
+        )
+    return widths if isinstance(given, list | tuple) and widths[1:] else widths[0]
+
+
+def _to_rates(name: str, most: float, absent: bool) -> Callable[[Any], float | tuple[float | None, ...]]:
+    """A validator: a number above 0 and up to *most* for all layers, or one per layer; null if *absent*."""
+
+    def convert(value: Any) -> float | tuple[float | None, ...]:
+        given = parse_schedule(value, name) if isinstance(value, str) else value
+        several = isinstance(given, list | tuple)
+        items = tuple(given) if isinstance(given, list | tuple) else (given,)
+        for item in items if 0 < len(items) <= MOST_LAYERS else (0,):
+            number = type(item) in (int, float) and 0 < item <= most
+            if not number and not (several and absent and item is None):
+                words = f"a number above 0 and up to {most:g}"
+                null = ", null where a layer has none" if absent else ""
+                raise UserError(f"{name}: {quote(value)} is not valid; give {words}, or one per layer{null}")
+        rates = tuple(None if item is None else float(item) for item in items)
+        return rates if several and (rates[1:] or rates[0] is None) else cast(float, rates[0])
+
+    return convert
+
+
+AS_LIST = PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value)
+LARGEST_BASE = 1e12
+Bases = Annotated[
+    float | tuple[float | None, ...], PlainValidator(_to_rates("rope_base", LARGEST_BASE, True)), AS_LIST
+]
+Shares = Annotated[
+    float | tuple[float | None, ...], PlainValidator(_to_rates("rotary_share", 1, False)), AS_LIST
+]
+Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
+Schedule = Annotated[
+    tuple[Count, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=MOST_LAYERS)
+]
+"""One value per layer; 0 where the layer has no such part."""
+FeedForwardWidths = Annotated[int | tuple[int, ...], PlainValidator(_to_widths), AS_LIST]
+"""One width for all layers, or one per layer."""
+Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_to_tuple)]
+SCHEDULES = ("heads", "kv_heads", "head_dim", "ffn_width", "local_window", "rope_base", "rotary_share")
+"""Fields with one value per layer."""
