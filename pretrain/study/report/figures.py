@@ -1,4 +1,4 @@
-"""What follows from the metrics of paired runs: gaps over tokens, tokens saved, scores and diagnostics."""
+"""What follows from the metrics of paired runs: tokens saved, scores and diagnostics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from pretrain.study.statistics.paired import tokens_to_reach
 from pretrain.study.summaries import Figure, Summary, View, collect_values
 
 EVALUATION = "evaluation/"
-DISTANCE = "attention_distance"
-
-Curves = dict[int, list[float]]
-"""By step, tokens or layer: the value of every run, or pair, that is shown."""
 
 
 def tokens_saved(view: View, summary: Summary) -> dict[int, float | None]:
@@ -39,31 +35,6 @@ def tokens_saved(view: View, summary: Summary) -> dict[int, float | None]:
         if needed:
             saved[seed] = None if own is None else (needed - own) / needed
     return saved
-
-
-def gap_over_tokens(view: View, summary: Summary) -> Curves:
-    """The validation loss less the baseline's of the same seed, by tokens: of every pair of finished runs.
-
-    Only token counts at which all pairs were validated are in it.
-    """
-    return by_place(
-        [_gap(run.series(view.loss), control.series(view.loss)) for run, control in summary.pairs]
-    )
-
-
-def distances(run: RunResult) -> dict[int, float]:
-    """Attention distance by layer in tokens, of the last row that has it; else no layer."""
-    rows = (layer_values(row, DISTANCE) for row in reversed(run.rows))
-    return next(filter(None, rows), {})
-
-
-def distance_differences(summary: Summary) -> Curves:
-    """Attention distance less the baseline's by layer, in tokens: of every pair of equal depth.
-
-    This is ΔD of arXiv 2606.27449.
-    """
-    found = [(distances(run), distances(control)) for run, control in summary.pairs]
-    return by_place([_gap(own, others) for own, others in found if own and own.keys() == others.keys()])
 
 
 def scores(summaries: Sequence[Summary]) -> Iterator[dict[str, Any]]:
@@ -106,13 +77,3 @@ def _collect_measured(
 
 def _rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
     return [row for summary in summaries for run in summary.finished for row in run.rows]
-
-
-def by_place(curves: Sequence[dict[int, float]]) -> Curves:
-    """The values of several curves at the places that all of them have, in ascending order."""
-    shared = set.intersection(*map(set, curves)) if curves else set()
-    return {place: [curve[place] for curve in curves] for place in sorted(shared)}
-
-
-def _gap(own: dict[int, float], control: dict[int, float]) -> dict[int, float]:
-    return {place: own[place] - control[place] for place in own.keys() & control.keys()}

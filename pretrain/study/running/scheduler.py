@@ -21,11 +21,10 @@ from pretrain.config.sources import ROOT, find_ds_config
 from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.planned import PlannedRun, Study
+from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.results import (
     CONFIGS,
     LOGS,
-    STUDY_FILE,
     TASKS_FILE,
     failed_mark,
     list_unfinished,

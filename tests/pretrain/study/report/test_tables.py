@@ -107,7 +107,7 @@ def test_what_is_special_about_differences_is_said():
 def test_a_run_with_too_few_validations_has_no_result():
     settings = SETTINGS | {"validation": {"every": 5}}
     found = finished(last_validations=9, settings=settings)  # the planted rows have eight
-    assert not found.summaries[""][0].values
+    assert not found.summaries[0].values
     assert describe_opening(found)["Not finished"][0] == "uniform-s1: finished at step 80 of 80."
 
 
@@ -127,7 +127,7 @@ def test_tokens_saved_by_hand():
         for row, loss in zip(run.rows, curves[run.planned.name], strict=True):
             row["val_loss"] = float(loss)
     found = build_view(study, results)
-    assert tokens_saved(found, found.summaries[""][1]) == pytest.approx({1: (80 - 65) / 80, 2: 0.0})
+    assert tokens_saved(found, found.summaries[1]) == pytest.approx({1: (80 - 65) / 80, 2: 0.0})
     rows = rows_of(found, "tokens_saved")
     assert rows["rising"]["by seed"] == "1: 18.8%, 2: 0.0%" and rows["rising"]["mean"] == "9.4%"
     assert rows["falling"]["by seed"] == "1: not reached, 2: 25.0%"
@@ -199,11 +199,10 @@ def test_a_run_that_diverged_leaves_no_interval():
     assert rows_of(found, "runs")["rising-s2"]["result"] == "not finite"
 
 
-def test_several_comparisons_have_tables_of_their_own():
-    compared = {"baseline": "uniform", "variants": VARIANTS}
-    published = compared | {"settings": {"architecture": {"attention_scale": "none"}}}
-    study = small_study(seeds=2, comparisons={"scaled": compared, "published": published})
-    finals = {run.name: 3.6 if run.variant == "rising" else 3.5 for run in study.runs}
-    found = view(study, finals | {"published-rising-s1": 4.0})
-    assert rows_of(found, part="scaled")["rising"][GAP].startswith("+0.1000")
-    assert rows_of(found, part="published")["rising"][GAP].startswith("+0.3000")
+def test_a_factor_beside_variants_pairs_within_its_levels():
+    vary = {"scale": {"scaled": {}, "published": {"architecture": {"attention_scale": "none"}}}}
+    study = small_study(seeds=2, baseline="uniform", variants=VARIANTS, vary=vary)
+    finals = {run.name: 3.6 if "rising" in run.variant else 3.5 for run in study.runs}
+    rows = rows_of(view(study, finals | {"published-rising-s1": 4.0}))
+    assert rows["scaled.rising"][GAP].startswith("+0.1000")
+    assert rows["published.rising"][GAP].startswith("+0.3000")

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
+from pretrain.study.planning import parse_study
 from pretrain.study.results import check_settings, list_unfinished, run_state
 from pretrain.study.running import scheduler
 from pretrain.study.running.scheduler import Scheduler, Slot, run_command_line, slots, write_study
-from pretrain.study.study_file import parse_study
 from tests.helpers.launch import ROOT
 
 STAND_IN = str(ROOT / "tests" / "helpers" / "stand_in_run.py")
