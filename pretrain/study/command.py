@@ -1,4 +1,4 @@
-"""``python -m pretrain.study``: runs studies, plans their size, and reports what they show."""
+"""``head-schedules study``: runs studies, plans their size, and reports what they show."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SETTING = "settings."
 def build_parser() -> Parser:
     """Build the parser of the command line."""
     parser = Parser(
-        prog="python -m pretrain.study",
+        prog="head-schedules study",
         description="Variants of a recipe over seeds. Studies: " + ", ".join(study_names()),
         allow_abbrev=False,
     )

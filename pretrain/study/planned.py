@@ -208,7 +208,7 @@ class Study:
         made = (self.folder / STUDY_FILE).is_file()
         elsewhere = [] if made or self.folder == Path("runs") / self.name else ["--out", str(self.folder)]
         study = str(self.folder) if made or not self.source else self.source
-        return shlex.join(["python", "-m", "pretrain.study", name, study, *elsewhere])
+        return shlex.join(["head-schedules", "study", name, study, *elsewhere])
 
     # ------------------------------------------------------------------ notebooks
 

@@ -1,4 +1,4 @@
-"""How many pairs a study needs to see its effect, and what it costs: ``python -m pretrain.study power``."""
+"""How many pairs a study needs to see its effect, and what it costs: ``head-schedules study power``."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any
     if not path.is_file():
         raise UserError(
             f"study: {quote(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
-            "(python -m pretrain.study run makes it)"
+            "(head-schedules study run makes it)"
         )
     real = Path(os.path.realpath(folder))
     name = f"{real.parent.name}-{real.name}" if (real.parent / STUDY_FILE).is_file() else real.name

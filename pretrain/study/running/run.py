@@ -1,4 +1,4 @@
-"""``python -m pretrain.study run``: pilots first where a study has them, then its runs."""
+"""``head-schedules study run``: pilots first where a study has them, then its runs."""
 
 from __future__ import annotations
 
