@@ -219,4 +219,6 @@ def schema() -> dict[str, Any]:
         found["properties"][item.name]["description"] = " ".join(texts.get(item.name, "").split())
     found["properties"]["settings"]["anyOf"] = [{"$ref": "#/$defs/Settings"}]
     found["properties"]["variants"]["anyOf"][0]["additionalProperties"] = {"$ref": "#/$defs/Level"}
+    # null takes out what the study that is extended has.
+    found["properties"]["vary"]["anyOf"][0]["additionalProperties"]["anyOf"].append({"type": "null"})
     return found

@@ -289,17 +289,15 @@ effect: null
 
 
 def test_the_schema_has_every_key_and_admits_every_study():
-    jsonschema = pytest.importorskip("jsonschema")
     found = schema()
     described = [each for each in found["properties"].values() if each["description"]]
-    assert len(described) > 20 and "learning_rate" in json.dumps(found["$defs"]["Settings"])
+    assert len(described) > 20 and "learning_rate" in json.dumps(found["$defs"])
+    jsonschema = pytest.importorskip("jsonschema")
     found["required"] = []  # a study that extends another may lack seeds
     checker = jsonschema.Draft202012Validator(found)
     for path in STUDIES.glob("*.yaml"):
         values = json.loads(json.dumps(yaml.safe_load(path.read_text())))
-        assert [
-            error.message for error in checker.iter_errors(values) if "null" not in error.message
-        ] == [], path
+        assert [error.message for error in checker.iter_errors(values)] == [], path
     assert not checker.is_valid({"methd": "grid"}) and not checker.is_valid({"method": "half"})
 
 
