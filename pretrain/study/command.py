@@ -13,23 +13,11 @@ from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.sources import FLAGS, TEXTS
 from pretrain.runtime.command import run_command
+from pretrain.study import results
 from pretrain.study.file import find_study, schema, study_names
 from pretrain.study.planned import STUDY_FILE, Study
 from pretrain.study.planning import build_pilot, read_study
-from pretrain.study.results import (
-    CONFIGS,
-    TASKS_FILE,
-    check_settings,
-    describe_unnamed,
-    failed_mark,
-    failure,
-    find_unnamed_runs,
-    load_results,
-    load_study,
-    open_study,
-    run_state,
-    task_names,
-)
+from pretrain.study.results import check_settings, failed_mark, load_results, load_study, open_study
 from pretrain.study.running.run import RunOptions, list_untried, run_study
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
@@ -75,7 +63,6 @@ def build_parser() -> Parser:
     add("--sd", type=float, help="standard deviation of paired differences, in place of a pilot's")
     add("--effect", type=float, help="difference to be found (default: the study's)")
     add("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
-    add("--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     add = made["task"].add_argument
     add("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
     add("--ranks", type=int, metavar="N", help="also print how many of so many ranks it can use")
@@ -150,18 +137,18 @@ def _studies() -> list[str]:
 def _states(study: Study) -> list[str]:
     check_settings(study)
     rows = [("number", "run", "state", "step")]
-    numbers = {name: number for number, name in enumerate(task_names(study))}
+    numbers = {name: number for number, name in enumerate(results.task_names(study))}
     for planned in study.runs:
-        state, metrics = run_state(study, planned)
+        state, metrics = results.run_state(study, planned)
         step = f"{metrics[-1]['step']:,}" if metrics else "0"
-        text = f"{state} ({failure(planned)})" if state == "failed" else state
+        text = f"{state} ({results.failure(planned)})" if state == "failed" else state
         rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
     notes = []
     if study.untuned:
         pilot = build_pilot(study)
         left = f"{len(list_untried(pilot))} of {len(pilot.runs)} pilots are left"
         notes.append(f"not tuned yet: {left} ({pilot.command('list')})")
-    if unnamed := describe_unnamed(find_unnamed_runs(study)):
+    if unnamed := results.describe_unnamed(results.find_unnamed_runs(study)):
         notes.append(unnamed)
     return [*align_columns(rows, left={1, 2}), *notes]
 
@@ -170,14 +157,14 @@ def _task(study: Study, number: str, ranks: int | None) -> None:
     """Print ds_config and recipe of a run, a line each, and write its recipe, and the study's files if they
     are not there.
 
-    A failure of an earlier attempt is forgotten: this one begins.
+    A results.failure of an earlier attempt is forgotten: this one begins.
     """
     if study.untuned:
         raise UserError(f"study: {study.untuned[0]} is not tuned yet; {study.command('run')}")
     refuse_other_kind(study.folder, "study", "out")
     planned = run_of_task(study, number)
-    written, config = study.folder / STUDY_FILE, study.folder / CONFIGS / f"{planned.name}.yaml"
-    there = all(path.is_file() for path in (written, config, study.folder / TASKS_FILE))
+    written, config = study.folder / STUDY_FILE, study.folder / results.CONFIGS / f"{planned.name}.yaml"
+    there = all(path.is_file() for path in (written, config, study.folder / results.TASKS_FILE))
     if not there or written.read_bytes() != study.text.encode("utf-8"):
         check_settings(study, [planned])
         write_study(study, [planned])
@@ -192,12 +179,12 @@ def _power(study: Study, options: argparse.Namespace) -> None:
     from pretrain.study.power import Question, power_lines
     from pretrain.study.summaries import View
 
-    question = Question(sd=options.sd, effect=options.effect, power=options.power, parallel=options.parallel)
+    question = Question(sd=options.sd, effect=options.effect, power=options.power)
     pilot = None
     if options.pilot is not None:
         planned = load_study(options.pilot)
-        results = load_results(planned)
-        pilot = View(planned, results, study.file.measure, study.file.last_validations)
+        found = load_results(planned)
+        pilot = View(planned, found, study.file.measure, study.file.last_validations)
     print("\n".join(power_lines(study, question, pilot)))
 
 

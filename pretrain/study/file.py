@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 
 from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared, from_dict
 from model.errors import UserError, quote, suggest
@@ -15,7 +15,7 @@ from model.heads import normalize_heads
 from pretrain.config.command_line import documentation
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import nest
-from pretrain.study.settings import Settings, Text, read_settings, refuse
+from pretrain.study.settings import Settings, Text, is_name_part, label, read_settings, refuse
 from pretrain.utils.parsing import format_yaml, parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
@@ -56,7 +56,18 @@ def _either(read: Any, also: Any) -> BeforeValidator:
 
 Seeds = Annotated[list[NonNegativeInt], _either(_seeds, PositiveInt | list[NonNegativeInt])]
 Texts = Annotated[list[Text], _either(_as_list, str | list[str])]
-Tune = Annotated[dict[str, Annotated[list[Any], Field(min_length=2, max_length=32)]], Field(max_length=1)]
+
+
+def _labelled(values: list[Any]) -> list[Any]:
+    names = list(map(label, values))
+    if len(set(names)) < len(names) or not all(map(is_name_part, names)):
+        valid = "give values, each once, whose texts can be part of a folder's name, without spaces"
+        raise UserError(f"tune: {quote(values)} is not valid; {valid}")
+    return values
+
+
+Values = Annotated[list[Any], Field(min_length=2, max_length=32), AfterValidator(_labelled)]
+Tune = Annotated[dict[str, Values], Field(max_length=1)]
 """One setting, and the values that are tried."""
 
 

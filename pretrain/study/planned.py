@@ -38,7 +38,8 @@ class Level:
     """By dotted name."""
     elements: Mapping[Element, Any] = field(default_factory=dict)
     """Values of single layers."""
-    options: LevelFile = field(default_factory=LevelFile)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of LevelFile."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import random
 import re
@@ -105,13 +104,18 @@ def parse_study(
             valid = f"in this study {SEEN[design.strength]}; take method grid or more runs"
             refuse(f"contrasts.{contrast.name}", contrast.formula, valid)
     study = Study(name, out, file, variants, runs, levels, contrasts, text, design, tuned, source)
-    _refuse_doubles(study.of_first_seed)
-    if check_runs:
-        for variant in variants.values():
-            planner.check(variant)
-            _refuse_unmeasured(file, variant)
+    if study.tried and not file.pilot_seeds:
+        raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
+    if file.pilot_seeds and not study.tried:
+        refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
+    _refuse_equal(
+        {name: "-".join(each.levels) for name, each in variants.items()}, "they share a folder with"
+    )
+    for variant in variants.values() if check_runs else ():
+        planner.check(variant)
+        _refuse_unmeasured(file, variant)
     if check_runs and not pilots:
-        _refuse_equal(study)
+        _refuse_equal({name: _describe_runs(study, name) for name in variants}, "its runs are those of")
     return study
 
 
@@ -157,65 +161,39 @@ def _check_keys(file: StudyFile) -> None:
         refuse("tune", file.tune, "without a baseline, vary the setting")
     if file.predict and file.baseline:
         refuse("predict", file.predict, "it needs the effects of levels, which a study with a baseline lacks")
-    levels = [
-        *(file.variants or {}).values(),
-        *itertools.chain(*map(_named_levels, (file.vary or {}).values())),
-    ]
-    tunes = [tune for tune in (file.tune, *((each or {}).get("tune") for each in levels)) if tune]
-    if tunes and not file.pilot_seeds:
-        raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
-    if file.pilot_seeds and not tunes:
-        refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
-    for tune in tunes:
-        for setting, values in tune.items() if isinstance(tune, dict) else ():
-            names = list(map(label, values)) if isinstance(values, list) else []
-            if len(set(names)) < len(names) or not all(map(is_name_part, names)):
-                valid = "give values, each once, whose texts can be part of a folder's name, without spaces"
-                refuse(f"tune.{setting}", values, valid)
     if shared := set(file.seeds) & set(file.pilot_seeds or ()):
         refuse("pilot_seeds", file.pilot_seeds, f"seed {min(shared)} is one of the study's; give others")
 
 
-def _named_levels(given: list[Any] | dict[str, Settings | None]) -> list[Settings | None]:
-    return list(given.values()) if isinstance(given, dict) else []
-
-
 def _read_factor(name: str, given: list[Any] | dict[str, Settings | None]) -> dict[str, Level]:
-    where = f"vary.{quote(name, plain=True)}"
-    if not 2 <= len(given) <= 16:
-        refuse(where, given, "give from 2 to 16 levels")
+    where, layers = f"vary.{quote(name, plain=True)}", LAYERS.fullmatch(name)
+    labels = list(map(label, given))
+    if not 2 <= len(set(labels)) == len(labels) <= 16 or not all(map(is_name_part, labels)):
+        valid = "levels, each once, whose texts can be part of a folder's name, without spaces"
+        refuse(where, given, f"give from 2 to 16 {valid}")
     if isinstance(given, dict):
-        levels = {each: _read_level(settings, f"{where}.{each}") for each, settings in given.items()}
-        labels = list(levels)
-    else:
-        labels, of_layers = list(map(label, given)), LAYERS.fullmatch(name)
-        levels = {
-            each: Level(elements={(of_layers[1], layer): value for layer in _layers(of_layers)})
-            if of_layers
-            else Level(read_settings({name: value}, "vary"))
-            for each, value in zip(labels, given, strict=True)
-        }
-    if len(levels) < len(given) or not all(map(is_name_part, labels)):
-        refuse(
-            where, given, "give levels, each once, whose texts can be part of a folder's name, without spaces"
-        )
-    return levels
-
-
-def _layers(found: re.Match[str]) -> range:
-    first = int(found[2])
-    return range(first, int(found[3]) if found[3] else first + 1)
+        return {each: _read_level(settings, f"{where}.{each}") for each, settings in given.items()}
+    if not layers:
+        settings = [read_settings({name: value}, "vary") for value in given]
+        return dict(zip(labels, map(Level, settings), strict=True))
+    first, last = int(layers[2]), int(layers[3] or int(layers[2]) + 1)
+    elements = [{(layers[1], layer): value for layer in range(first, last)} for value in given]
+    return {each: Level({}, values) for each, values in zip(labels, elements, strict=True)}
 
 
 def _read_level(given: Settings | None, where: str) -> Level:
     """Settings, and the options beside them."""
-    options = {key: value for key, value in (given or {}).items() if key in OPTIONS}
-    settings = read_settings(
-        {key: value for key, value in (given or {}).items() if key not in OPTIONS}, where
-    )
+    given = given or {}
+    options = {key: value for key, value in given.items() if key in OPTIONS}
+    settings = read_settings({key: value for key, value in given.items() if key not in OPTIONS}, where)
+    _refuse_own(settings, where)
+    from_dict(LevelFile, options, "study", where)
+    return Level(settings, {}, options)
+
+
+def _refuse_own(settings: Settings, where: str) -> None:
     for key in OF_A_STUDY & settings.keys():
         raise UserError(f"study: {where}.{key}: not a setting of a study's runs; leave it out")
-    return Level(settings, options=from_dict(LevelFile, options, "study", where))
 
 
 # ---------------------------------------------------------------------- combinations
@@ -241,46 +219,37 @@ def _cross(file: StudyFile, vary: Factors) -> tuple[dict[str, tuple[str, ...]], 
         # others, and a part of the runs can be analysed.
         array = random.Random(0).sample(array, len(array))
     labels = {name: tuple(levels) for name, levels in vary.items()}
-    cells = [
-        (*_split_cell(name, labels), _read_level(given, f"variants.{name}"))
-        for name, given in (file.variants or {}).items()
-    ]
+    known = {each for of_factor in labels.values() for each in of_factor}
+    cells = []
+    for name, given in (file.variants or {}).items():
+        level, _, own = name.rpartition(".")
+        level, own = (level, own) if level in known else ("", name)
+        if not is_name_part(own):
+            refuse("variants", own, "give names that can be part of a folder's, without spaces")
+        cells.append((level, own, _read_level(given, f"variants.{name}")))
     if cells:
         labels[VARIANT] = tuple(dict.fromkeys(name for _, name, _ in cells))
-        for name in labels[VARIANT]:
-            if not is_name_part(name):
-                refuse("variants", name, "give names that can be part of a folder's, without spaces")
     made: list[Parts] = []
     for row in array:
         chosen = [labels[name][level] for name, level in zip(vary, row, strict=True)]
         parts: Parts = {name: (each, vary[name][each]) for name, each in zip(vary, chosen, strict=True)}
-        here = [(name, level) for at, name, level in cells if at is None or at in chosen]
+        here = [(name, level) for at, name, level in cells if not at or at in chosen]
         made += [parts | {VARIANT: cell} for cell in here] if cells else [parts]
     return labels, made
-
-
-def _split_cell(name: str, labels: Mapping[str, tuple[str, ...]]) -> tuple[str | None, str]:
-    """The level at which alone a variant is trained, if its name gives one, and its own name."""
-    level, _, own = name.rpartition(".")
-    known = {each for of_factor in labels.values() for each in of_factor}
-    return (level, own) if level in known else (None, name)
 
 
 def _make_design(
     file: StudyFile, vary: Factors, labels: Mapping[str, tuple[str, ...]], variants: Mapping[str, Variant]
 ) -> Design:
-    rows = {
-        name: tuple(map(tuple.index, labels.values(), variant.levels)) for name, variant in variants.items()
-    }
+    rows = {name: tuple(map(tuple.index, labels.values(), each.levels)) for name, each in variants.items()}
     counts = [len(each) for each in labels.values()]
     # Of all combinations any columns hold every one equally often; there is nothing to count.
-    counted = len(counts)
+    strength = len(counts)
     if file.method != "grid":
-        counted = compute_strength(np.array(list(rows.values())), counts)
-    predict = {
-        name: dict(_states(vary, heads, f"predict.{name}")) for name, heads in (file.predict or {}).items()
-    }
-    return Design(labels, rows, 4 if counted == len(counts) else max(1, counted), predict)
+        strength = compute_strength(np.array(list(rows.values())), counts)
+    given = (file.predict or {}).items()
+    predict = {name: dict(_states(vary, heads, f"predict.{name}")) for name, heads in given}
+    return Design(labels, rows, 4 if strength == len(counts) else strength, predict)
 
 
 def _states(vary: Factors, heads: str, where: str) -> Iterator[tuple[str, str]]:
@@ -337,31 +306,22 @@ class _Planner:
     def __init__(self, file: StudyFile, flags: Settings, tuned: Mapping[str, Tuned]) -> None:
         self.file, self.flags, self.tuned = file, flags, tuned
         self.common = read_settings(file.settings, "settings")
-        for key in OF_A_STUDY & self.common.keys():
-            raise UserError(f"study: settings.{key}: not a setting of a study's runs; leave it out")
+        _refuse_own(self.common, "settings")
         self.load = functools.cache(functools.partial(load_recipe, what="study: recipe"))
 
     def make_variant(self, parts: Parts) -> Variant:
         """A variant of levels."""
         chosen = [level for _, level in parts.values()]
-        options = merge_options([level.options for level in chosen])
+        options = LevelFile(**{key: value for level in chosen for key, value in level.options.items()})
         recipe: Recipe = self.load(options.recipe or self.file.recipe)
-        given = dict(self.common)
-        for level in chosen:
-            given |= level.settings
+        given = self.common | {name: value for level in chosen for name, value in level.settings.items()}
         labels = tuple(label for label, _ in parts.values())
-        made = Variant(
-            labels,
-            given,
-            {},
-            {f"{factor}: {label}": level for factor, (label, level) in parts.items()},
-            options,
-        )
         if elements := {key: value for level in chosen for key, value in level.elements.items()}:
             given |= _set_elements(recipe.merge(given), elements)
-        if tuned := self.tuned.get(made.name):
+        if tuned := self.tuned.get(".".join(labels)):
             given |= read_settings({tuned.field: tuned.value}, TUNED_FILE)
-        return dataclasses.replace(made, settings=recipe.merge(given))
+        named = {f"{factor}: {label}": level for factor, (label, level) in parts.items()}
+        return Variant(labels, given, recipe.merge(given), named, options)
 
     def check(self, variant: Variant) -> None:
         """Compare a variant's run with its levels: setting once more what they say must change nothing.
@@ -374,7 +334,7 @@ class _Planner:
             said.append((TUNED_FILE, Level({tuned.field: tuned.value})))
         made = flatten(to_dict(variant.run))
         for name, level in said:
-            differing = diff_settings(variant.run, make_run(made | level.settings)) if level.settings else {}
+            differing = diff_settings(variant.run, make_run(made | level.settings))
             for (field, layer), value in level.elements.items():
                 own = getattr(variant.run.fixed_model_config(), field)[layer]
                 if own != value:
@@ -384,15 +344,6 @@ class _Planner:
                     f"study: variant {variant.name}: {setting} is {quote(own)} where {name} says "
                     f"{quote(value)}; let one place set it"
                 )
-
-
-def merge_options(options: Sequence[LevelFile]) -> LevelFile:
-    """The options of several levels; those of the last that has them."""
-    given = LevelFile()
-    for each in options:
-        own = {key: value for key in OPTIONS if (value := getattr(each, key)) != getattr(LevelFile(), key)}
-        given = dataclasses.replace(given, **own)
-    return given
 
 
 def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -> Settings:
@@ -424,28 +375,20 @@ def _refuse_unmeasured(file: StudyFile, variant: Variant) -> None:
         refuse("measure", measure, f"{said}last_validations is {file.last_validations}")
 
 
-def _refuse_doubles(runs: Sequence[PlannedRun]) -> None:
-    """Refuse two runs whose folders would have one name (a.b-c and a-b.c)."""
-    seen: dict[str, str] = {}
-    for planned in runs:
-        other = seen.setdefault(planned.name, planned.variant)
-        if other != planned.variant:
-            refuse("variants", planned.variant, f"it would share the folder {planned.name} with {other}")
+def _describe_runs(study: Study, name: str) -> str:
+    """What a variant trains, however it is written, whatever value of a tuned setting it has been given."""
+    variant = study.variants[name]
+    setting, values = study.tried.get(name, (None, []))
+    run = make_run({key: value for key, value in variant.settings.items() if key != setting})
+    model = run.build_model_config()
+    run = dataclasses.replace(run, model="", heads=None, architecture={}, recipe="any")
+    return repr((variant.options.seed_shift, setting, values, run, model))
 
 
-def _refuse_equal(study: Study) -> None:
-    """Refuse two variants that train the same model in the same way with the same seeds, whatever value of a
-    tuned setting each has been given."""
+def _refuse_equal(described: Mapping[str, str], what: str) -> None:
+    """Refuse two variants of one description."""
     seen: dict[str, str] = {}
-    for name, variant in study.variants.items():
-        setting, values = study.tried.get(name, (None, []))
-        run = variant.run
-        if setting is not None:
-            run = make_run({key: value for key, value in variant.settings.items() if key != setting})
-        model = run.build_model_config()
-        run = dataclasses.replace(run, model="", heads=None, architecture={}, recipe="any")
-        compared = repr((variant.options.seed_shift, setting, values, run, model))
-        other = seen.setdefault(compared, name)
-        if other != name:
-            valid = f"its runs are those of {other}; vary a setting, or give seed_shift for other seeds"
+    for name, text in described.items():
+        if (other := seen.setdefault(text, name)) != name:
+            valid = f"{what} {other}; vary a setting, or give seed_shift for other seeds"
             refuse("variants", name, valid)

@@ -10,17 +10,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from model.declared import PositiveFloat, PositiveInt, declared
+from model.declared import PositiveFloat, declared
 from model.errors import UserError
 from pretrain.study.planned import Study
 from pretrain.study.statistics.paired import MOST_PAIRS, detectable_effect, pairs_needed, pooled_sd
 from pretrain.study.summaries import View
 from pretrain.utils.format import human_seconds
-
-UTILISATION = {"cuda": 0.4, "cpu": 0.06}
-"""Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a
-million parameters, not compiled, reached 5 to 8 % of the peak of two cores; larger or compiled ones may reach
-more."""
 
 
 @declared()
@@ -33,8 +28,6 @@ class Question:
     """True difference to be found; None: the study's."""
     power: Annotated[float, Field(gt=0.05, lt=1)] = 0.8
     """Probability to find it with a test at 5 %."""
-    parallel: PositiveInt = 1
-    """Runs at a time."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
             f"pilot: {given} is not valid; give the folder of a study in which a variant and its baseline "
             f"have two or more seeds finished ({study.file.measure}), or --sd"
         )
-    rate, source, at_a_time = speed(pilot, question.parallel)
+    rate = speed(pilot) if pilot else None
     flops = [planned.flops for planned in study.runs]
     effect = study.file.effect if question.effect is None else question.effect
     needed = pairs_needed(effect or 0.0, spread.sd, question.power)
@@ -82,18 +75,14 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
         if seeds is not None:
             found = detectable_effect(spread.sd, seeds, question.power)
             total = sum(flops) * seeds / len(study.file.seeds)
-            hours = human_seconds(total / rate / at_a_time)
-            lines.append(
-                f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {total:.2e} FLOPs, {hours} here"
-            )
+            cost = f"{total:.2e} FLOPs" + (f", {human_seconds(total / rate)} as the pilot" if rate else "")
+            lines.append(f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {cost}")
     growing = any(planned.grows for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
     return [
         f"spread   sd {spread.sd:.3g} of paired differences of {study.file.measure}, {spread.source}",
         *lines,
         f"cost     {_range(flops)} FLOPs a run{bound}",
-        f"speed    {rate:.2e} FLOP/s a run, {source}; runs at a time, each as fast: {at_a_time}; without "
-        "validation, diagnostics and checkpoints",
         *notes,
     ]
 
@@ -120,36 +109,17 @@ def pilot_spread(pilot: View) -> Spread:
     return Spread(pooled_sd(groups), count, source, tuple(notes))
 
 
-def speed(pilot: View | None, parallel: int) -> tuple[float, str, int]:
-    """FLOP/s of one run, by the pilot's median or assumed; where it is from; and how many run at a time.
-
-    Runs of the pilot that grow are left out: they take fewer FLOPs than planned.
-    """
-    runs = [run for run in (pilot.results if pilot else ()) if run.rows and not run.planned.grows]
-    rates = [
-        run.planned.flops * run.step / run.planned.run.steps / run.rows[-1]["seconds"]
-        for run in runs
-        if run.rows[-1].get("seconds", 0) > 0
-    ]
-    if pilot is None or not rates:
-        rate, source, shared = machine_rate()
-        return rate, source, 1 if shared else parallel
-    where = " and ".join(dict.fromkeys(run.world.device for run in pilot.results if run.world))
-    theirs = _range([run.planned.flops for run in runs])
-    return median(rates), f"median of runs of {theirs} FLOPs in {pilot.study.folder} on {where}", parallel
-
-
-def machine_rate() -> tuple[float, str, bool]:
-    """FLOP/s of a run here by assumption, where they are from, and whether runs at a time share them."""
-    import torch
-
-    from pretrain.runtime.hardware import detect_device, peak_flops, supports_bf16
-
-    device = detect_device()
-    peak, source = peak_flops(device, torch.bfloat16 if supports_bf16(device)[0] else torch.float32)
-    share = UTILISATION.get(device.type, UTILISATION["cuda"])
-    text = f"a guess, not measured: {share:.0%} of the peak of {peak:.2e} FLOP/s here ({source})"
-    return share * peak, text, device.type == "cpu"
+def speed(pilot: View) -> float | None:
+    """The median FLOP/s of a pilot's runs, without those that grow: they take fewer FLOPs than planned."""
+    runs = [run for run in pilot.results if run.rows and not run.planned.grows]
+    return median(
+        [
+            run.planned.flops * run.step / run.planned.run.steps / run.rows[-1]["seconds"]
+            for run in runs
+            if run.rows[-1].get("seconds", 0) > 0
+        ]
+        or [0.0]
+    )
 
 
 def _range(flops: Sequence[float]) -> str:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 from model.declared import to_dict
 from model.heads import format_heads
 from pretrain.study.report import design
 from pretrain.study.report.design import interval, p_text
-from pretrain.study.report.figures import halves, scores, tokens_saved
 from pretrain.study.settings import label
-from pretrain.study.statistics.paired import mean_of
-from pretrain.study.summaries import Contrasted, Sample, Summary, View
-from pretrain.study.tuning import Tuned
+from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
 from pretrain.utils.tables import NOTHING, interval_text
 
+EVALUATION = "evaluation/"
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
 """Headings, and what a row says under them."""
@@ -41,18 +40,11 @@ class Section:
 
 def sections(view: View) -> dict[str, Section]:
     """Every table of the report, by its name in results.json."""
-    listed = view.listed
     found = design.rows(view) | {
         "results": [_result(summary) for summary in view.summaries],
         "contrasts": [_contrast(view, contrasted) for contrasted in view.contrasted],
-        "tuned": [_make_tuned_row(name, tuned) for name, tuned in view.study.tuned.items()],
-        "tokens_saved": [
-            {"variant": summary.label, "saved": saved}
-            for summary in listed
-            if (saved := tokens_saved(view, summary))
-        ],
-        "scores": list(scores(listed)),
-        "diagnostics": list(halves(listed)),
+        "tuned": [{"variant": name} | to_dict(each) for name, each in view.study.tuned.items()],
+        "scores": list(_scores(view.listed)),
         "runs": [row for summary in view.summaries for row in _runs(view, summary)],
     }
     columns = {**SECTIONS, "contrasts": ("Contrasts", FITTED if view.effects else CONTRASTS)}
@@ -89,8 +81,15 @@ def _contrast(view: View, found: Contrasted) -> Row:
     }
 
 
-def _make_tuned_row(name: str, tuned: Tuned) -> Row:
-    return {"variant": name, **to_dict(tuned)}
+def _scores(summaries: Sequence[Summary]) -> Iterator[Row]:
+    """A row for each zero-shot score and each variant that has it."""
+    rows = [row for summary in summaries for run in summary.finished for row in run.rows]
+    for key in sorted({key for row in rows for key in row if key.startswith(EVALUATION)}):
+        for summary in summaries:
+            score = methodcaller("result", key)
+            if values := collect_values(summary.runs, score):
+                own = {"task": key.removeprefix(EVALUATION), "variant": summary.label, "values": values}
+                yield own | {"differences": summary.differences_of(score)}
 
 
 def _runs(view: View, summary: Summary) -> list[Row]:
@@ -117,10 +116,6 @@ def _difference(values: Sample) -> str:
     """A mean difference with its interval."""
     found = values.interval
     return interval_text(found.mean, found.low, found.high) if found else _number(values.mean, "+.4f")
-
-
-def _excludes_zero(values: Sample) -> str:
-    return NOTHING if not values.interval else "yes" if values.interval.excludes_zero else "no"
 
 
 def _format_hodges_lehmann(values: Sample) -> str:
@@ -152,18 +147,12 @@ def _range(numbers: Sequence[float], form: str) -> str:
     return " to ".join(texts) or NOTHING
 
 
-def _mean_saved(saved: dict[int, float | None]) -> str:
-    reached = [share for share in saved.values() if share is not None]
-    return f"{mean_of(reached):.1%}" if len(reached) == len(saved) else NOTHING
-
-
 RESULTS: Columns = {
     "variant": lambda row: row["label"],
     "heads": lambda row: " or ".join(map(format_heads, row["schedules"])),
     "runs": lambda row: f"{len(row['values'])} of {row['runs']}",
     "mean ± sd": lambda row: _format_spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
-    "excludes 0": lambda row: _excludes_zero(row["differences"]),
     "Hodges–Lehmann Δ [exact interval, its level]": lambda row: _format_hodges_lehmann(row["differences"]),
     "signed-rank p": lambda row: _rank_p(row["differences"]),
     "pairs": lambda row: str(len(row["differences"])) if row["baseline"] else NOTHING,
@@ -176,7 +165,6 @@ CONTRASTS: Columns = {
     "contrast": lambda row: row["name"],
     "of": lambda row: row["formula"],
     "mean [95 % interval]": lambda row: _difference(row["values"]),
-    "excludes 0": lambda row: _excludes_zero(row["values"]),
     "Hodges–Lehmann [exact interval, its level]": lambda row: _format_hodges_lehmann(row["values"]),
     "signed-rank p": lambda row: _rank_p(row["values"]),
     "adjusted p": lambda row: p_text(row["adjusted"]),
@@ -192,20 +180,6 @@ FITTED: Columns = {
     "adjusted p": lambda row: p_text(row["adjusted"]),
 }
 """Of contrasts in a study without a baseline."""
-TOKENS: Columns = {
-    "variant": lambda row: row["variant"],
-    "mean": lambda row: _mean_saved(row["saved"]),
-    "by seed": lambda row: ", ".join(
-        f"{seed}: {'not reached' if share is None else f'{share:.1%}'}"
-        for seed, share in row["saved"].items()
-    ),
-}
-MEASURED: Columns = {
-    "variant": lambda row: row["variant"],
-    "runs": lambda row: str(len(row["values"])),
-    "mean ± sd": lambda row: _format_spread(row["values"]),
-    "Δ [95 % interval]": lambda row: _difference(row["differences"]),
-}
 TUNED: Columns = {
     "variant": lambda row: row["variant"],
     "setting": lambda row: row["field"],
@@ -216,8 +190,13 @@ TUNED: Columns = {
     ),
     "pilot seeds": lambda row: ", ".join(map(str, row["seeds"])),
 }
-SCORES: Columns = {"task/metric": lambda row: row["task"]} | MEASURED
-HALVES: Columns = {"figure": lambda row: row["figure"], "step": lambda row: f"{row['step']:,}"} | MEASURED
+SCORES: Columns = {
+    "task/metric": lambda row: row["task"],
+    "variant": lambda row: row["variant"],
+    "runs": lambda row: str(len(row["values"])),
+    "mean ± sd": lambda row: _format_spread(row["values"]),
+    "Δ [95 % interval]": lambda row: _difference(row["differences"]),
+}
 RUNS: Columns = {
     "run": lambda row: row["name"],
     "variant": lambda row: row["variant"],
@@ -234,9 +213,7 @@ SECTIONS: dict[str, tuple[str, Columns]] = {
     "results": ("Results", RESULTS),
     "contrasts": ("Contrasts", CONTRASTS),
     "tuned": ("Tuned with pilot seeds", TUNED),
-    "tokens_saved": ("Tokens saved to reach the baseline's final loss", TOKENS),
     "scores": ("Zero-shot scores", SCORES),
-    "diagnostics": ("Diagnostics by half of the layers", HALVES),
     "runs": ("Runs", RUNS),
 }
 """Titles and columns, in the page's order."""

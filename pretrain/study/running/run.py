@@ -19,13 +19,7 @@ from pretrain.runtime.signals import STOPPED
 from pretrain.study.planned import HIGHER_IS_BETTER, STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import build_pilot, parse_study
 from pretrain.study.register import register
-from pretrain.study.results import (
-    check_settings,
-    list_unfinished,
-    load_results,
-    run_state,
-    shorten_names,
-)
+from pretrain.study.results import check_settings, list_unfinished, load_results, run_state, shorten_names
 from pretrain.study.running.scheduler import Scheduler, Slot, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label

@@ -195,11 +195,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        study: Study,
-        shares: Sequence[Slot],
-        stream: TextIO | None = None,
-        every: float = 15.0,
+        self, study: Study, shares: Sequence[Slot], stream: TextIO | None = None, every: float = 15.0
     ) -> None:
         self.study = study
         self.stream = sys.stdout if stream is None else stream

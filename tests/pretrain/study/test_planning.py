@@ -110,7 +110,7 @@ def test_a_variant_given_twice_is_refused_and_not_lost():
 
 
 def test_two_runs_that_would_share_a_folder_are_refused():
-    with refused("variants: 'a-b.c' is not valid; it would share the folder a-b-c-s1 with a.b-c"):
+    with refused("variants: 'a-b.c' is not valid; they share a folder with a.b-c"):
         study("""
 seeds: 1
 vary: {x: {a: {steps: 1000}, a-b: {steps: 1001}}}

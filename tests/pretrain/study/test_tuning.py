@@ -203,8 +203,8 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
         ({"tune": {"steps": [1]}}, "tune.steps: [1] is not valid; give at least 2 values"),
         ({"tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
         ({"tune": {"stesp": [1, 2]}}, "study: tune: stesp: unknown key; did you mean 'steps'"),
-        ({"tune": {"steps": [1, 1]}}, "tune.steps: [1, 1] is not valid; give values, each once"),
-        ({"tune": {"heads": ["2,4", "a/b"]}}, "tune.heads: ['2,4', 'a/b'] is not valid"),
+        ({"tune": {"steps": [1, 1]}}, "tune: [1, 1] is not valid; give values, each once"),
+        ({"tune": {"heads": ["2,4", "a/b"]}}, "tune: ['2,4', 'a/b'] is not valid"),
         ({"variants": {"plain": {}}, "contrasts": None, "tune": None}, "pilot_seeds: [11, 12] is not valid"),
     ],
 )

@@ -48,13 +48,7 @@ def stand_in(monkeypatch):
         def command(study, planned, slot, begun):
             began.append((planned.name, slot.index, begun))
             words = options.get(planned.name.replace("-", "_"), options.get("every", "")).split()
-            return [
-                sys.executable,
-                STAND_IN,
-                str(planned.folder),
-                str(planned.run.steps),
-                *words,
-            ], {}
+            return [sys.executable, STAND_IN, str(planned.folder), str(planned.run.steps), *words], {}
 
         monkeypatch.setattr(scheduler, "run_command_line", command)
         return began
@@ -107,10 +101,7 @@ def when(happened, act):
 def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_in, tmp_path, number):
     stand_in(every="--seconds 0.5")
     training = Scheduler(study, [Slot(0), Slot(1)], io.StringIO())
-    when(
-        lambda: (tmp_path / "s/uniform-s1/metrics.jsonl").is_file(),
-        lambda: os.kill(os.getpid(), number),
-    )
+    when(lambda: (tmp_path / "s/uniform-s1/metrics.jsonl").is_file(), lambda: os.kill(os.getpid(), number))
     assert not training.run() and training.stopped == number
     states = [run_state(study, planned)[0] for planned in study.runs]
     assert states[0] == "unfinished" and set(states[2:]) == {"missing"}

@@ -226,12 +226,7 @@ def test_a_contrast_of_two_factors_is_a_difference_of_differences():
 
 def test_the_best_and_stated_schedules_are_predicted():
     found = study("fractional", 64, predict={"rising": "2,4,8,16"}).design
-    of_layers = [
-        [0.03, 0.02, 0.01, 0],
-        [0, 0.01, 0.02, 0.03],
-        [0.02, 0, 0.02, 0.02],
-        [0.01, 0.01, 0, 0.01],
-    ]
+    of_layers = [[0.03, 0.02, 0.01, 0], [0, 0.01, 0.02, 0.03], [0.02, 0, 0.02, 0.02], [0.01, 0.01, 0, 0.01]]
     effects = Effects(found, planted(found, (1, 2), normal(6, 1e-4), of_layers))
     best, rising = effects.predictions
     assert best.levels == ("16", "2", "4", "8")

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.study.statistics.ranks import (
-    find_outliers,
-    robust_sd,
-    signed_rank,
-)
+from pretrain.study.statistics.ranks import find_outliers, robust_sd, signed_rank
 
 EIGHT = [0.030, 0.024, -0.002, 0.073, 0.049, 0.017, 0.023, 0.254]
 """Descending less ascending of eight seeds, of which one is an outlier."""
