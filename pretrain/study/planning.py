@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from model.config import SCHEDULES
 from model.declared import from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import parse_heads
@@ -336,7 +337,8 @@ class _Planner:
         for name, level in said:
             differing = diff_settings(variant.run, make_run(made | level.settings))
             for (field, layer), value in level.elements.items():
-                own = getattr(variant.run.fixed_model_config(), field)[layer]
+                whole = getattr(variant.run.fixed_model_config(), field)
+                own = whole[layer] if isinstance(whole, tuple) else whole
                 if own != value:
                     differing[f"{field}[{layer}]"] = own, value
             for setting, (own, value) in differing.items():
@@ -351,13 +353,14 @@ def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -
     model = make_run(settings).fixed_model_config()
     found: dict[str, list[Any]] = {}
     for (field, layer), value in elements.items():
-        schedule = getattr(model, field, None)
-        if not isinstance(schedule, tuple) and field not in found:
-            valid = f"it has no value for each layer (it is {quote(schedule)}); give one in settings"
+        if field not in SCHEDULES:
+            valid = f"settings with a value for each layer are {', '.join(SCHEDULES)}"
             refuse("vary", f"{field}[{layer}]", valid)
+        whole = getattr(model, field)
+        schedule = whole if isinstance(whole, tuple) else (whole,) * model.num_layers
         if layer >= model.num_layers:
             refuse("vary", f"{field}[{layer}]", f"the model has layers 0 to {model.num_layers - 1}")
-        found.setdefault(field, list(schedule or ()))[layer] = value
+        found.setdefault(field, list(schedule))[layer] = value
     return {name if name == "heads" else f"architecture.{name}": values for name, values in found.items()}
 
 

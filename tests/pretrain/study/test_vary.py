@@ -141,7 +141,10 @@ BAD_FACTORS = [
     ({"heads[0]": [2], "heads[1]": [2, 4]}, "vary.heads[0]: [2] is not valid; give from 2 to 16 levels"),
     ({"heads[0]": [2, 4], "heads[0:2]": [2, 4]}, "variant 2.4: heads[0] is 4 where heads[0]: 2 says 2"),
     ({"heads[9]": [2, 4], "heads[1]": [2, 4]}, "vary: 'heads[9]' is not valid; the model has layers 0 to 3"),
-    ({"d_model[0]": [2, 4]}, "vary: 'd_model[0]' is not valid; it has no value for each layer (it is 128)"),
+    (
+        {"d_model[0]": [2, 4]},
+        "vary: 'd_model[0]' is not valid; settings with a value for each layer are",
+    ),
     ({"heads[0]": [2, 2], "heads[1]": [2, 4]}, "each once"),
     ({"heads[0]": [3, 4], "heads[1]": [2, 4]}, "variant 3.4: heads"),
     ({"a": {"x y": {}, "z": {}}, "heads[1]": [2, 4]}, "without spaces"),
