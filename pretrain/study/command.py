@@ -114,10 +114,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field, text in given.items():
         if text is not None:
-            unset = text == "null" and TEXTS.get(field)
-            found[field] = (
-                None if unset else text if field in TEXTS else parse_yaml(text, f"{SETTING}{field}")
-            )
+            value = text if field in TEXTS else parse_yaml(text, f"{SETTING}{field}")
+            found[field] = None if text == "null" and TEXTS.get(field) else value
     return found
 
 
@@ -157,7 +155,7 @@ def _task(study: Study, number: str, ranks: int | None) -> None:
     """Print ds_config and recipe of a run, a line each, and write its recipe, and the study's files if they
     are not there.
 
-    A results.failure of an earlier attempt is forgotten: this one begins.
+    A failure of an earlier attempt is forgotten: this one begins.
     """
     if study.untuned:
         raise UserError(f"study: {study.untuned[0]} is not tuned yet; {study.command('run')}")

@@ -129,11 +129,6 @@ class Summary:
         return collect_values(self.runs, figure).subtract(collect_values(self.controls, figure))
 
     @property
-    def pairs(self) -> list[tuple[RunResult, RunResult]]:
-        """The runs of ``differences``, each with its baseline's."""
-        return [(self.runs[seed], self.controls[seed]) for seed in self.differences]
-
-    @property
     def other_seeds(self) -> bool:
         """Whether runs and controls trained with other seeds, so that pairs have nothing in common."""
         return other_seeds([self.runs, self.controls])
@@ -238,9 +233,10 @@ class View:
         """Whether lower or higher values of the measure are better."""
         return "higher" if self.measure in HIGHER_IS_BETTER else "lower"
 
-    def describe_measure(self, measure: str) -> str:
-        """A measure with its unit in parentheses."""
-        return MEASURES[measure]
+    @property
+    def value(self) -> str:
+        """What is compared, with its unit in parentheses."""
+        return MEASURES[self.measure]
 
     @cached_property
     def summaries(self) -> list[Summary]:

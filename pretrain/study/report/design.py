@@ -118,7 +118,7 @@ SECTIONS = {
 
 def draw_effects(view: View, path: Path) -> bool:
     """Draw a panel for each factor: the effect of each level; all on one scale."""
-    effects, value = analyze(view), view.describe_measure(view.measure)
+    effects, value = analyze(view), view.value
     if effects is None:
         return False
     factors = effects.design.levels

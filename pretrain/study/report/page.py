@@ -123,7 +123,7 @@ def describe_opening(view: View) -> dict[str, list[str]]:
         "Question": describe_expectations(study),
         "What is compared": [
             *compared,
-            f"By {view.describe_measure(view.measure)}; {view.better} is better.",
+            f"By {view.value}; {view.better} is better.",
         ],
         "Status": runs,
         "Not finished": begun + ([f"Not begun: {shorten_names(absent)}."] if absent else []),

@@ -46,7 +46,7 @@ def draw_forest(view: View, path: Path) -> bool:
     shown = [summary for summary in view.listed if summary.values]
     if not shown:
         return False
-    value = view.describe_measure(view.measure)
+    value = view.value
     # Its unit is that of the study's measure.
     effect = view.study.file.effect if view.measure == view.study.file.measure else None
     with panel_axes(path, ["", ""], columns=2, height=0.9 + 0.3 * len(shown)) as (values, gaps):
@@ -90,7 +90,7 @@ def _draw_tuned(view: View, path: Path) -> bool:
         if all(tried > 0 for _, tuned in shown for tried, _ in tuned.tried):
             logarithmic_x(axis)
         settings = " or ".join(dict.fromkeys(tuned.field for _, tuned in shown))
-        axis.set(xlabel=settings, ylabel=view.describe_measure(view.measure))
+        axis.set(xlabel=settings, ylabel=view.value)
     return True
 
 
@@ -137,7 +137,7 @@ def _draw_flops(view: View, path: Path) -> bool:
             mean = [[mean_of(values)] for values in zip(*points, strict=True)]
             large = {"linestyle": "none", "markersize": 9, "label": summary.label}
             axis.plot(*mean, **style | large)
-        axis.set(xlabel="training FLOPs", ylabel=view.describe_measure(view.measure))
+        axis.set(xlabel="training FLOPs", ylabel=view.value)
     return True
 
 

@@ -16,7 +16,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import statsmodels.api as sm
 from numpy.typing import NDArray
+from patsy import dmatrix
+from statsmodels.formula.api import ols, rlm
+from statsmodels.stats.anova import anova_lm
 
 from pretrain.study.formulas import Contrast
 from pretrain.study.planned import Design
@@ -112,13 +116,12 @@ class Effects:
     def data(self) -> pd.DataFrame:
         """A row for each finite result: variant, seed, value, and the level of each factor as f0, f1, …"""
         return self._frame(
-            [
-                (variant, seed, value)
-                for variant, by_seed in self.values.items()
-                for seed, value in by_seed.items()
-                if math.isfinite(value)
-            ]
+            [(variant, seed, value) for variant, seed, value in self._runs if math.isfinite(value)]
         )
+
+    @property
+    def _runs(self) -> list[tuple[str, int, float]]:
+        return [(name, seed, value) for name, by in self.values.items() for seed, value in by.items()]
 
     def _frame(self, runs: Sequence[tuple[str, int, float]]) -> pd.DataFrame:
         frame = pd.DataFrame(runs, columns=["variant", SEEDS, "value"])
@@ -137,9 +140,7 @@ class Effects:
     @cached_property
     def seeds(self) -> list[int]:
         """Those that have a finite value."""
-        return sorted(
-            {seed for by in self.values.values() for seed, value in by.items() if math.isfinite(value)}
-        )
+        return sorted({seed for _, seed, value in self._runs if math.isfinite(value)})
 
     @cached_property
     def left_out(self) -> int:
@@ -155,18 +156,12 @@ class Effects:
         seeds = [f"C({SEEDS}, Sum)"] if len(self.seeds) > 1 else []
         return " + ".join([*seeds, *factors, *pairs])
 
-    def columns(self, formula: str, frame: pd.DataFrame) -> Any:
-        """The model's columns for the rows of a frame: (rows, width), with patsy's description of them."""
-        from patsy import dmatrix
-
-        return dmatrix(formula, frame)
-
     def grid(self, formula: str, rows: Sequence[Levels]) -> Matrix:
         """The columns of combinations, for the mean of the seeds: (rows, width)."""
         seeds = self.seeds or [0]
         frame = pd.DataFrame({SEEDS: list(seeds) * len(rows)})
         repeated = [row for row in rows for _ in seeds]
-        matrix = np.asarray(self.columns(formula, self._with_factors(frame, repeated)))
+        matrix = np.asarray(dmatrix(formula, self._with_factors(frame, repeated)))
         return matrix.reshape(len(rows), len(seeds), -1).mean(axis=1)
 
     @cached_property
@@ -174,7 +169,7 @@ class Effects:
         """Why there is no analysis; empty if there is."""
         if self.data.empty:
             return "no run is finished"
-        matrix = self.columns(self.formula(False), self.data)
+        matrix = dmatrix(self.formula(False), self.data)
         width = matrix.shape[1]
         if len(matrix) < width + 1:
             return f"{len(matrix)} finished runs for {width} coefficients; at least one more is needed"
@@ -193,7 +188,7 @@ class Effects:
         """Whether interactions of two factors are in the model: where they can be estimated."""
         if len(self.design.levels) < 2:
             return False
-        matrix = self.columns(self.formula(True), self.data)
+        matrix = dmatrix(self.formula(True), self.data)
         runs, width = matrix.shape
         enough = runs - width >= max(FEWEST_DEGREES, LEFT_OVER * runs)
         return bool(enough and np.linalg.matrix_rank(matrix) == width)
@@ -206,15 +201,11 @@ class Effects:
     @cached_property
     def least_squares(self) -> Any:
         """The model by least squares."""
-        from statsmodels.formula.api import ols
-
         return ols(f"value ~ {self.model}", self.data).fit()
 
     @cached_property
     def additive(self) -> Any:
         """The model without interactions, which predicts."""
-        from statsmodels.formula.api import ols
-
         return ols(f"value ~ {self.formula(False)}", self.data).fit()
 
     @cached_property
@@ -226,9 +217,6 @@ class Effects:
         they count the degrees of freedom. The usual scale, the median absolute deviation, does not, and with
         two coefficients for five runs its intervals are too narrow.
         """
-        import statsmodels.api as sm
-        from statsmodels.formula.api import rlm
-
         model = rlm(f"value ~ {self.model}", self.data, M=sm.robust.norms.HuberT())
         try:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -250,12 +238,7 @@ class Effects:
             # The median absolute residual is as good as 0 where most values are ties; this scale is not.
             worse = self.data[sign * self.robust.resid > FAR * self.robust.scale]
             found = list(zip(worse.variant, map(int, worse[SEEDS]), strict=True))
-        return found + [
-            (variant, seed)
-            for variant, by_seed in self.values.items()
-            for seed, value in by_seed.items()
-            if not math.isfinite(value)
-        ]
+        return found + [(variant, seed) for variant, seed, value in self._runs if not math.isfinite(value)]
 
     @cached_property
     def levels(self) -> list[LevelEffect]:
@@ -281,8 +264,6 @@ class Effects:
         """The analysis of variance: each term's sum of squares given all others (of type III), and the error.
 
         With all runs of a balanced array these add up to that of the values."""
-        from statsmodels.stats.anova import anova_lm
-
         table = anova_lm(self.least_squares, typ=3).drop(index="Intercept")
         total = table.sum_sq.sum()
         return [
@@ -306,9 +287,7 @@ class Effects:
         rows = list(self.design.rows.values())
         frame = self._with_factors(pd.DataFrame(index=range(len(rows))), rows)
         factors = [f"C(f{place}, Sum)" for place in range(len(self.design.levels))]
-        matrix = self.columns(
-            " + ".join([*factors, *map(":".join, itertools.combinations(factors, 2))]), frame
-        )
+        matrix = dmatrix(" + ".join([*factors, *map(":".join, itertools.combinations(factors, 2))]), frame)
         products = np.abs(matrix.T @ matrix)
         slices = matrix.design_info.term_name_slices
         pairs = [name for name in slices if ":" in name]
@@ -329,8 +308,6 @@ class Effects:
         """F and p of what combinations differ in beyond the model, against how a combination's runs differ.
 
         None with one seed, or if the model leaves nothing over."""
-        from statsmodels.formula.api import ols
-
         if len(self.seeds) < 2:
             return None
         saturated = ols(f"value ~ C(variant) + C({SEEDS})", self.data).fit()

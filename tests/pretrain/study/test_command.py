@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -280,3 +281,28 @@ def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
     monkeypatch.setattr("pretrain.assembly.data.open_data", lambda run, report: opened.append(run.data))
     assert main(["run", file, "--dry_run"]) == 0
     assert opened == ["mine"]
+
+
+def test_flags_replace_settings(file, capsys, tmp_path):
+    assert main(["list", file, "--settings.steps", "3", "--settings.optimizer.learning_rate", "1.0e-3"]) == 0
+    assert "0/3" in capsys.readouterr().out
+    assert main(["list", file, "--settings.stesp", "3"]) == 2
+    assert "did you mean '--settings.steps'" in capsys.readouterr().err
+    assert main(["task", file, "0", "--out", "o", "--settings.steps", "3"]) == 0
+    assert yaml.safe_load((tmp_path / "o/study.yaml").read_text())["settings"]["steps"] == 3
+
+
+def test_printed_commands_name_the_users_file_or_folder(file, capsys, tmp_path):
+    tune = "tune: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\npilot_seeds: [7]\n"
+    (tmp_path / "my.yaml").write_text(TEXT + tune)
+    assert main(["run", "my.yaml", "--dry_run", "--out", "o"]) == 0
+    assert "head-schedules study run my.yaml --out o again" in capsys.readouterr().out
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o/study.yaml").write_text(TEXT + tune)
+    assert main(["run", "o", "--dry_run"]) == 0
+    assert "head-schedules study run o again" in capsys.readouterr().out
+
+
+def test_the_schema_is_printed(capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["vary"]["description"].startswith("Factors")

@@ -118,7 +118,7 @@ def test_scores_are_those_that_were_measured():
 def test_higher_accuracy_is_better():
     study = three(measure="val_accuracy", recipe="classification", settings={"steps": 80})
     found = view(study, FINALS, more=lambda run: {"val_accuracy": 0.5 + 0.01 * run.seed})
-    assert found.better == "higher" and "share of examples" in found.describe_measure("val_accuracy")
+    assert found.better == "higher" and "share of examples" in found.value
 
 
 def test_grown_heads_are_those_of_the_end():
