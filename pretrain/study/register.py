@@ -58,11 +58,8 @@ def describe_expectations(study: Study) -> list[str]:
     lines.append(f"Status: {study.file.status}.")
     if found is not None:
         lines.append(f"First run {found.date} UTC, at commit {(found.commit or 'unknown')[:12]}.")
-        if found.expected != expectations(study):
-            changed = [
-                key
-                for key in {**found.expected, **expectations(study)}
-                if found.expected.get(key) != expectations(study).get(key)
-            ]
+        now = expectations(study)
+        keys = sorted({*found.expected, *now})
+        if changed := [key for key in keys if found.expected.get(key) != now.get(key)]:
             lines.append(f"Changed since the first run: {', '.join(changed)}.")
     return lines

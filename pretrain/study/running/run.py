@@ -89,7 +89,6 @@ def run_study(study: Study, options: RunOptions) -> int:
         # No other session may change the files of runs that train.
         stack.callback(RunLock(study.folder, option="out", parent_option="out").release)
         write_study(study)
-        register(study)
         for line in lines:
             print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
         if options.slurm:
@@ -146,6 +145,7 @@ def _run_pilots(
         if not options.dry_run:  # so that the study's folder can be named from now on
             study.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(study.folder / STUDY_FILE, study.text)
+            register(study)
         code = run_study(pilot, options)
         if options.dry_run or options.slurm or list_untried(pilot):
             print_lines(f"then     {study.command('run')} again, when these runs are finished")

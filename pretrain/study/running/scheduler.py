@@ -23,6 +23,7 @@ from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.hardware import SHARING
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
+from pretrain.study.register import register
 from pretrain.study.results import (
     CONFIGS,
     LOGS,
@@ -175,8 +176,8 @@ def check_runs(study: Study) -> None:
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
-    """Write the study's file, the numbers of its runs (TASKS_FILE) and a recipe for each, or for *runs*, into
-    its folder.
+    """Write the study's file, the numbers of its runs (TASKS_FILE), what it expects (register) and a recipe
+    for each run, or for *runs*, into its folder.
 
     Writers of one study at a time write the same bytes.
 
@@ -191,6 +192,7 @@ def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
         write_atomically(study.folder / CONFIGS / f"{planned.name}.yaml", recipe)
     write_atomically(study.folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study)))
     write_atomically(study.folder / STUDY_FILE, study.text)
+    register(study)
 
 
 class Scheduler:
