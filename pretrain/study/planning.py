@@ -109,14 +109,15 @@ def parse_study(
         raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
     if file.pilot_seeds and not study.tried:
         refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
-    _refuse_equal(
-        {name: "-".join(each.levels) for name, each in variants.items()}, "they share a folder with"
-    )
+    folders = {name: "-".join(each.levels) for name, each in variants.items()}
+    _refuse_equal(folders, "it would share a folder with {}; rename one")
     for variant in variants.values() if check_runs else ():
         planner.check(variant)
         _refuse_unmeasured(file, variant)
     if check_runs and not pilots:
-        _refuse_equal({name: _describe_runs(study, name) for name in variants}, "its runs are those of")
+        described = {name: _describe_runs(study, name) for name in variants}
+        valid = "its runs are those of {}; vary a setting, or give seed_shift for other seeds"
+        _refuse_equal(described, valid)
     return study
 
 
@@ -330,7 +331,7 @@ class _Planner:
         Raises:
             UserError: something else set a field that the study varies, tunes or was given by a flag.
         """
-        said = [*variant.parts.items(), ("the flags", Level(self.flags))]
+        said = [*variant.parts.items(), ("--settings", Level(self.flags))]
         if tuned := self.tuned.get(variant.name):
             said.append((TUNED_FILE, Level({tuned.field: tuned.value})))
         made = flatten(to_dict(variant.run))
@@ -388,10 +389,9 @@ def _describe_runs(study: Study, name: str) -> str:
     return repr((variant.options.seed_shift, setting, values, run, model))
 
 
-def _refuse_equal(described: Mapping[str, str], what: str) -> None:
-    """Refuse two variants of one description."""
+def _refuse_equal(described: Mapping[str, str], valid: str) -> None:
+    """Refuse two variants of one description; *valid* has a place for the name of the first."""
     seen: dict[str, str] = {}
     for name, text in described.items():
         if (other := seen.setdefault(text, name)) != name:
-            valid = f"{what} {other}; vary a setting, or give seed_shift for other seeds"
-            refuse("variants", name, valid)
+            refuse("variants", name, valid.format(other))

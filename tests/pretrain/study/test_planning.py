@@ -110,7 +110,7 @@ def test_a_variant_given_twice_is_refused_and_not_lost():
 
 
 def test_two_runs_that_would_share_a_folder_are_refused():
-    with refused("variants: 'a-b.c' is not valid; they share a folder with a.b-c"):
+    with refused("variants: 'a-b.c' is not valid; it would share a folder with a.b-c"):
         study("""
 seeds: 1
 vary: {x: {a: {steps: 1000}, a-b: {steps: 1001}}}
@@ -188,7 +188,10 @@ def test_two_places_that_set_one_thing_are_refused(tmp_path, text, said):
     ("flags", "said"),
     [
         ({"steps": 7, "validation.every": 7}, ""),
-        ({"optimizer": {"learning_rate": 1e-3}}, "is 0.002 where the flags says 0.001; let one place set it"),
+        (
+            {"optimizer": {"learning_rate": 1e-3}},
+            "is 0.002 where --settings says 0.001; let one place set it",
+        ),
         ({"haeds": 3}, "study: settings: haeds: unknown key; did you mean 'heads'"),
     ],
 )
