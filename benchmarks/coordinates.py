@@ -15,23 +15,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from model.blocks import block
+from model.config import ModelConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 import torch  # noqa: E402
 
 from benchmarks.helpers import MAIN_FLAGS, command_line_of, parser_of, run_main, say, write  # noqa: E402
-from model.config import ModelConfig, block  # noqa: E402
 from model.initialization import initialize  # noqa: E402
 from model.parameters import is_hidden, parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import Matrix, describe_matrix  # noqa: E402
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups  # noqa: E402
-from pretrain.optim.muon import MuonAndAdamW  # noqa: E402
-from pretrain.optim.orthogonal import matrix_update  # noqa: E402
+from pretrain.optim.muon import MuonAndAdamW, matrix_update  # noqa: E402
+from pretrain.utils.format import align_columns  # noqa: E402
 from pretrain.utils.plotting import save_figure  # noqa: E402
-from pretrain.utils.tables import align_columns  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor

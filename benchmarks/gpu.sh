@@ -97,7 +97,7 @@ parts() { # in order of value
     local shape stage first=${shapes%% *}
     part machine "torch" "$python" benchmarks/machine.py --out "$out/machine.json"
     tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu
-    part corpus "$trainer" "$python" -c "import sys; from pretrain.prepare.make import prepare_builtin
+    part corpus "$trainer" "$python" -c "import sys; from pretrain.prepare.builtin import prepare_builtin
 print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
     # shellcheck disable=SC2086 - a list of contenders
     speed "speed-$first" "$first" "$rounds" ours ours-compiled $peers products

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from model.blocks import block
+from model.config import ModelConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.helpers import command_line_of, parser_of, run_main, run_ranks, write  # noqa: E402
-from model.config import ModelConfig, block  # noqa: E402
 from model.presets import preset  # noqa: E402
 from pretrain.engine.ds_config import EngineSettings  # noqa: E402
 from pretrain.engine.ds_config_check import read_ds_config  # noqa: E402

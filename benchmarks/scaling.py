@@ -29,12 +29,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.blocks import block
+from model.config import ModelConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import throughput  # noqa: E402
 from benchmarks.helpers import parser_of, rank_variables, run_main, say, write  # noqa: E402
-from model.config import ModelConfig, block  # noqa: E402
 from model.heads import parse_heads  # noqa: E402
 
 SWEEPS = {

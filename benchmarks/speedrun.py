@@ -51,9 +51,8 @@ from pretrain.study.results import RunResult, check_settings, load_results  # no
 from pretrain.study.running.run import RunOptions, run_study  # noqa: E402
 from pretrain.study.statistics.paired import mean_of, tokens_to_reach  # noqa: E402
 from pretrain.study.summaries import Sample, View, build_view  # noqa: E402
-from pretrain.utils.format import human_number  # noqa: E402
+from pretrain.utils.format import align_columns, human_number  # noqa: E402
 from pretrain.utils.plotting import count_axis, save_figure  # noqa: E402
-from pretrain.utils.tables import align_columns  # noqa: E402
 
 COSTS = ("tokens", "FLOPs", "seconds")
 NOT_HERE = re.compile(rf"--({'|'.join([*sorted(OF_A_STUDY), 'config', 'print_config', 'plot_lr'])})(=|$)")

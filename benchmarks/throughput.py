@@ -35,11 +35,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.blocks import block
+from model.config import ModelConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.helpers import parser_of, run_main, say, write  # noqa: E402
-from model.config import ModelConfig, block  # noqa: E402
 
 
 @dataclass(frozen=True)

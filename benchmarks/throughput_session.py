@@ -129,7 +129,7 @@ def train_ours(request: Request) -> None:
 def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Windows of the built-in corpus, one after another: inputs and the tokens that follow them."""
     from pretrain.data.corpus import Corpus
-    from pretrain.prepare.make import prepare_builtin
+    from pretrain.prepare.builtin import prepare_builtin
 
     corpus = Corpus.open(prepare_builtin(request["data_root"], request["model"]["vocab_size"]))
     length, rows = request["model"]["context_length"], request["micro_batch"]

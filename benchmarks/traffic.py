@@ -38,12 +38,12 @@ from benchmarks.helpers import parser_of, run_main, write  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.feedforward import FeedForward  # noqa: E402
 from model.linears import fused_columns  # noqa: E402
-from model.parameters import is_hidden, parameter_specs  # noqa: E402
+from model.parameters import parameter_specs, takes_muon  # noqa: E402
 from model.transformer import Fused, Transformer  # noqa: E402
 from pretrain.config.model_file import load_named_model  # noqa: E402
 from pretrain.config.sections import MuonConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import describe_matrix  # noqa: E402
-from pretrain.optim.orthogonal import orthogonalize  # noqa: E402
+from pretrain.optim.muon import orthogonalize  # noqa: E402
 
 # NVIDIA's data sheet of the H100 SXM: dense bf16 products and memory.
 PEAK_FLOPS, BANDWIDTH = 989e12, 3.35e12
@@ -242,7 +242,7 @@ def muon(config: ModelConfig, heads: Literal["whole", "each"]) -> tuple[float, i
     traffic, flops = Traffic(compiled=True), FlopCounterMode(display=False)
     with flops, traffic:
         for spec in parameter_specs(config).values():
-            if is_hidden(spec.role):
+            if takes_muon(spec.role):
                 matrix = describe_matrix(spec, config, MuonConfig(heads=heads))
                 blocks = torch.empty(matrix.shape, device="meta")
                 if matrix.head is not None:

@@ -28,9 +28,9 @@ from model.parameters import parameter_specs  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.engine.matrix_exchange import describe_matrix  # noqa: E402
-from pretrain.optim.orthogonal import matrix_update  # noqa: E402
+from pretrain.optim.muon import matrix_update  # noqa: E402
+from pretrain.utils.format import align_columns  # noqa: E402
 from pretrain.utils.plotting import save_figure  # noqa: E402
-from pretrain.utils.tables import align_columns  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor

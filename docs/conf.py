@@ -61,6 +61,7 @@ CONTENTS = {
     "Explanations": [
         "docs/tensor_parallelism",
         "docs/learning_rates",
+        "docs/allocation",
         "docs/muon",
         "docs/growth",
         "docs/memory",

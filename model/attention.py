@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from model.block_attention import block_attention
+from model.collectives import copy_to_ranks
 from model.config import ModelConfig
 from model.documents import has_varlen_kernel, select_rows, varlen_attention
 from model.exchange import Form, HeadExchange, Span
@@ -58,6 +59,28 @@ class Heads(NamedTuple):
     """Which sequences of the micro-batch these are."""
 
 
+class HeadGate(nn.Module):
+    """The sigmoid gates of a layer's heads (arXiv 2505.06708, head-wise).
+
+    Every rank of a tensor group has the whole weight [h, d], since its columns may be a part of a head.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, grid: ProcessGrid) -> None:
+        super().__init__()
+        self.grid, self.head_dim = grid, config.layer_head_dim(layer)
+        self.columns = config.attention_width(layer) // grid.tensor_parallel
+        self.weight = nn.Parameter(torch.empty(config.heads[layer], config.d_model))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, d] -> the gates of this rank's columns [B, T, A/t]."""
+        weight: Tensor = self.weight
+        first = self.grid.tensor_rank * self.columns
+        if self.grid.tensor_parallel > 1:
+            weight = copy_to_ranks(weight, self.grid.tensor_group)
+        heads = torch.arange(first, first + self.columns, device=weight.device) // self.head_dim
+        return F.linear(hidden, weight).sigmoid()[..., heads]
+
+
 class Attention(nn.Module):
     """Attention of one layer: q [d, A], k and v [d, kv width], o [A, d], with A = h_l * d_h(l).
 
@@ -97,6 +120,12 @@ class Attention(nn.Module):
         self.k = column_linear(config.d_model, kv_width, bias, grid)
         self.v = column_linear(config.d_model, kv_width, bias, grid)
         self.o = row_linear(width, config.d_model, config.attention_bias != "none", grid)
+        self.gate: nn.Module | None = None
+        self.head_gate: HeadGate | None = None
+        if config.attention_gate == "element":
+            self.gate = column_linear(config.d_model, width, False, grid)
+        elif config.attention_gate == "head":
+            self.head_gate = HeadGate(config, layer, grid)
         self.q_norm = head_norm(config, layer, grid)
         self.k_norm = head_norm(config, layer, grid)
 
@@ -118,7 +147,16 @@ class Attention(nn.Module):
             query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)
         heads, form = self.whole_heads(query, key, value, table, mask, offsets)
         output = attend(heads, self.scale, self.window, self.attention).flatten(2)  # [B, rows, A]
-        return self.o(output if form is None else form.gather(output))
+        return self.project(output if form is None else form.gather(output), hidden)
+
+    def project(self, output: Tensor, hidden: Tensor) -> Tensor:
+        """This rank's columns of the heads' outputs [B, T, A/t], gated by what q reads [B, T, d], where there
+        are gates, -> [B, T, d]."""
+        if self.gate is not None:
+            output = output * self.gate(hidden).sigmoid()
+        if self.head_gate is not None:
+            output = output * self.head_gate(hidden)
+        return cast(Tensor, self.o(output))
 
     def whole_heads(
         self,

@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
+from model.allocations import Allocation, parse_allocation
 from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
-from model.errors import UserError, suggest
-from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_heads, parse_schedule
+from model.errors import UserError, quote
+from model.heads import MOST_LAYERS, draw_heads, format_heads, parse_schedule
 
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
@@ -19,6 +20,7 @@ NormKind = Literal["rmsnorm", "layernorm"]
 AttentionBias = Literal["none", "output", "all"]
 Positions = Literal["rope", "learned"]
 AttentionScale = Literal["sqrt_head_dim", "head_dim", "constant", "none"]
+AttentionGate = Literal["none", "head", "element"]
 QKNorm = Literal["none", "plain", "weighted"]
 Parametrization = Literal["standard", "mup"]
 
@@ -41,13 +43,37 @@ def _to_tuple(value: Any, info: ValidationInfo) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _to_widths(value: Any) -> int | tuple[int, ...] | Allocation:
+    """A width for all layers as a number, a width per layer, or an allocation by name."""
+    given = value
+    if isinstance(value, str):
+        if "(" in value:  # its widths follow when the number of layers is known
+            return parse_allocation(value, "ffn_width")
+        given = parse_schedule(value, "ffn_width")
+    widths = tuple(given) if isinstance(given, list | tuple) else (given,)
+    valid = all(type(width) is int and 0 <= width <= LARGEST_SIZE for width in widths)
+    if not (valid and 0 < len(widths) <= MOST_LAYERS):
+        raise UserError(
+            f"ffn_width: {quote(value)} is not valid; give a whole number from 0, or one per layer, such as "
+            "1024x4,768x8, or an allocation, such as tapered(1024)"
+        )
+    return widths if isinstance(given, list | tuple) and widths[1:] else widths[0]
+
+
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
 Schedule = Annotated[
-    tuple[Size, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=MOST_LAYERS)
+    tuple[Count, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=MOST_LAYERS)
 ]
-"""One value per layer."""
+"""One value per layer; 0 where the layer has no such part."""
+FeedForwardWidths = Annotated[
+    int | tuple[int, ...],
+    PlainValidator(_to_widths),
+    PlainSerializer(lambda widths: list(widths) if isinstance(widths, tuple) else widths),
+]
+"""One width for all layers, or one per layer."""
 Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_to_tuple)]
-SCHEDULES = ("heads", "kv_heads", "head_dim", "local_window")
+SCHEDULES = ("heads", "kv_heads", "head_dim", "ffn_width", "local_window")
 """Fields with one value per layer."""
 
 
@@ -84,13 +110,17 @@ class ModelConfig:
     d_model: Size
     """d: width of the residual stream."""
     heads: Schedule
-    """The head schedule, one query-head count per layer; its length is the number of layers."""
-    ffn_width: Size
-    """Inner width of the feed-forward network."""
+    """The head schedule, one query-head count per layer; its length is the number of layers. 0: the layer has
+    no attention."""
+    ffn_width: FeedForwardWidths
+    """Inner width of the feed-forward network: of every layer, or a width per layer, 0 where a layer has
+    none; or an allocation by name, such as tapered(1024) (model/allocations.py)."""
     kv_heads: Schedule | None = None
-    """Key/value heads per layer, each dividing that layer's heads; None is as many as heads (MHA)."""
+    """Key/value heads per layer, each dividing that layer's heads; None is as many as heads (MHA). 0 in a
+    layer without attention."""
     head_dim: Schedule | None = None
-    """Width of one head per layer; None is d / h_l, so parameters and FLOPs do not depend on the schedule."""
+    """Width of one head per layer; None is d / h_l, so parameters and FLOPs do not depend on the schedule.
+    Not read in a layer without attention."""
     ffn: FeedForwardKind = "swiglu"
     """swiglu: down(activation(gate(x)) * up(x)); mlp: down(activation(up(x)))."""
     activation: Activation = "silu"
@@ -120,6 +150,10 @@ class ModelConfig:
     2203.03466, appendix B.1) or 1/sqrt(b) (constant) with b = attention_scale_base; or none (GPT-Neo)."""
     attention_scale_base: PositiveFloat | None = None
     """The head dim at which head_dim and constant equal sqrt_head_dim; only for these two."""
+    attention_gate: AttentionGate = "none"
+    """What multiplies the output of attention before its projection (arXiv 2505.06708): the sigmoid of a
+    product of what q reads, one a head (head) or one an element (element). Its weights begin as those of q,
+    so that gates begin near a half, as the paper's do."""
     logit_softcap: PositiveFloat | None = None
     """c: logits x of the LM head become c tanh(x / c) (Gemma 2, arXiv 2408.00118); None leaves them."""
     z_loss: NonNegativeFloat = 0.0
@@ -131,7 +165,8 @@ class ModelConfig:
     tie_embeddings: bool = True
     """Whether the LM head is the token embedding."""
     init_std: PositiveFloat = 0.02
-    """Standard deviation of the weights at the start; residual projections get init_std / sqrt(2L)."""
+    """Standard deviation of the weights at the start; residual projections get init_std / sqrt(n), with n the
+    number of them, 2L where every layer has attention and a feed-forward network."""
     parametrization: Parametrization = "standard"
     """mup: a learning rate found at base_width suits every width (arXiv 2203.03466, table 8): matrices of the
     blocks begin with init_std / sqrt(m) and learn at a lower rate (pretrain/optim/groups.py), and logits are
@@ -157,13 +192,17 @@ class ModelConfig:
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
             off = "0" if name == "z_loss" else "null"
             raise UserError(f"{name}: is for language models, and this is a classifier; give {off}")
+        if isinstance(allocation := self.ffn_width, Allocation):
+            object.__setattr__(self, "ffn_width", allocation.widths(self.num_layers))
         for name in SCHEDULES[1:]:
             schedule = getattr(self, name)
-            if schedule is not None and len(schedule) != self.num_layers:
+            if isinstance(schedule, tuple) and len(schedule) != self.num_layers:
                 raise UserError(
                     f"{name}: {len(schedule)} layers given, but heads has {self.num_layers}; "
                     f"{name} must have {self.num_layers} values"
                 )
+        if isinstance(self.ffn_width, tuple) and len(set(self.ffn_width)) == 1:
+            object.__setattr__(self, "ffn_width", self.ffn_width[0])  # one form of one meaning
         self._check_heads()
 
     def _check_parametrization(self) -> None:
@@ -188,6 +227,9 @@ class ModelConfig:
     def _check_heads(self) -> None:
         multiple = 2 if self.positions == "rope" else 1  # of a head dim: rotary positions are pairs
         for layer, heads in enumerate(self.heads):
+            if not heads:
+                self._check_absent(layer)
+                continue
             if self.head_dim is None and self.d_model % (multiple * heads):
                 valid = [count for count in divisors(self.d_model) if self.d_model % (multiple * count) == 0]
                 raise UserError(
@@ -196,17 +238,32 @@ class ModelConfig:
                     f"{describe_nearest(heads, valid)}"
                 )
             head_dim = self.layer_head_dim(layer)
+            if not head_dim:
+                raise UserError(f"head_dim: layer {layer} has 0, and {heads} heads; give a number above 0")
             if head_dim % multiple:
                 raise UserError(
                     f"head_dim: layer {layer} has {head_dim}; positions 'rope' needs an even head dim; "
                     f"nearest valid: {describe_nearest(head_dim, [head_dim - 1, head_dim + 1])}"
                 )
             kv_heads = self.layer_kv_heads(layer)
-            if heads % kv_heads:
+            if not kv_heads or heads % kv_heads:
                 raise UserError(
                     f"kv_heads: layer {layer} has {kv_heads} key/value heads, which do not divide its "
                     f"{heads} heads; nearest valid: {describe_nearest(kv_heads, divisors(heads))}"
                 )
+
+    def _check_absent(self, layer: int) -> None:
+        """Check a layer without attention."""
+        if not self.layer_ffn_width(layer):
+            raise UserError(
+                f"heads: layer {layer} has neither heads nor a feed-forward network (ffn_width 0); give it "
+                "one of both, or leave the layer out"
+            )
+        if self.layer_kv_heads(layer):
+            raise UserError(
+                f"kv_heads: layer {layer} has {self.layer_kv_heads(layer)} key/value heads, and no heads; "
+                "nearest valid: 0"
+            )
 
     # ------------------------------------------------------------------ shapes
 
@@ -221,8 +278,29 @@ class ModelConfig:
         return self.d_model / self.base_width if self.base_width else 1.0
 
     def layer_head_dim(self, layer: int) -> int:
-        """d_h(l): width of one head of the layer."""
+        """d_h(l): width of one head of the layer; 0 where it has no attention."""
+        if not self.heads[layer]:
+            return 0
         return self.head_dim[layer] if self.head_dim is not None else self.d_model // self.heads[layer]
+
+    def layer_ffn_width(self, layer: int) -> int:
+        """F_l: inner width of the layer's feed-forward network; 0 where it has none."""
+        return self.ffn_width[layer] if isinstance(self.ffn_width, tuple) else self.ffn_width
+
+    @property
+    def ffn_widths(self) -> tuple[int, ...]:
+        """F_l of every layer."""
+        return tuple(self.layer_ffn_width(layer) for layer in range(self.num_layers))
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have attention."""
+        return tuple(layer for layer, heads in enumerate(self.heads) if heads)
+
+    @property
+    def residual_writes(self) -> int:
+        """How many parts write into the residual stream: 2L but for parts that layers lack."""
+        return len(self.attention_layers) + sum(width > 0 for width in self.ffn_widths)
 
     def layer_kv_heads(self, layer: int) -> int:
         """Number of key/value heads of the layer."""
@@ -241,6 +319,11 @@ class ModelConfig:
     def attention_width(self, layer: int) -> int:
         """A_l = h_l * d_h(l): columns of q, rows of o; d_model unless head_dim is given."""
         return self.heads[layer] * self.layer_head_dim(layer)
+
+    def gate_width(self, layer: int) -> int:
+        """Gates of the layer's attention: rows of their matrix."""
+        widths = {"head": self.heads[layer], "element": self.attention_width(layer)}
+        return widths.get(self.attention_gate, 0)
 
     def kv_width(self, layer: int) -> int:
         """Columns of k and of v."""
@@ -271,7 +354,7 @@ class ModelConfig:
         """
         rows = self.padded_vocab_size() if padded else self.vocab_size
         norm = self.d_model * (2 if self.norm_bias else 1)
-        total = self._layer_matrices() + self._layer_biases() + (2 * self.num_layers + 1) * norm
+        total = self._layer_matrices() + self._layer_biases() + (self.residual_writes + 1) * norm
         total += rows * self.d_model
         if not self.tied:
             total += (self.classes or rows) * self.d_model
@@ -301,21 +384,26 @@ class ModelConfig:
         return 6 * self.matmul_parameters() + 12 * attention
 
     def _layer_matrices(self) -> int:
-        feed_forward = (3 if self.ffn == "swiglu" else 2) * self.d_model * self.ffn_width
+        matrices = 3 if self.ffn == "swiglu" else 2
         widths = (
-            2 * self.attention_width(layer) + 2 * self.kv_width(layer) for layer in range(self.num_layers)
+            2 * self.attention_width(layer)
+            + 2 * self.kv_width(layer)
+            + self.gate_width(layer)
+            + matrices * self.layer_ffn_width(layer)
+            for layer in range(self.num_layers)
         )
-        return self.num_layers * feed_forward + self.d_model * sum(widths)
+        return self.d_model * sum(widths)
 
     def _layer_biases(self) -> int:
         total = 0
         for layer in range(self.num_layers):
+            width = self.layer_ffn_width(layer)
             if self.attention_bias == "all":
                 total += self.attention_width(layer) + 2 * self.kv_width(layer)
-            if self.attention_bias != "none":
+            if self.attention_bias != "none" and self.heads[layer]:
                 total += self.d_model
-            if self.ffn_bias:
-                total += (2 if self.ffn == "swiglu" else 1) * self.ffn_width + self.d_model
+            if self.ffn_bias and width:
+                total += (2 if self.ffn == "swiglu" else 1) * width + self.d_model
         return total
 
     # ------------------------------------------------------------------ other forms
@@ -330,6 +418,8 @@ class ModelConfig:
             parts.append(f"KV heads {format_heads(self.kv_heads)}")
         if self.head_dim is not None:
             parts.append(f"head dim {format_heads(self.head_dim)}")
+        if isinstance(self.ffn_width, tuple):
+            parts.append(f"FFN width {format_heads(self.ffn_width)}")
         if any(self.local_window or ()):
             windows = ",".join(str(window or "all") for window in self.local_window or ())
             parts.append(f"attention windows {windows}")
@@ -366,49 +456,6 @@ class ModelConfig:
             if value != other_value:
                 lines.append(f"{field.name}: {_show(value)} != {_show(other_value)}")
         return lines
-
-
-GPT2: dict[str, Any] = {
-    "ffn": "mlp",
-    "activation": "gelu_tanh",
-    "norm": "layernorm",
-    "norm_bias": True,
-    "attention_bias": "all",
-    "ffn_bias": True,
-    "positions": "learned",
-}
-BLOCKS: dict[str, dict[str, Any]] = {
-    # GPT-2 (Radford et al. 2019), as in transformers' GPT2LMHeadModel.
-    "gpt2": GPT2,
-    # LLaMA (arXiv 2302.13971): the defaults; the original does not tie embeddings, the Prism presets do.
-    "llama": {},
-    # Qwen3 (arXiv 2505.09388), as in transformers' Qwen3ForCausalLM.
-    "qwen3": {"qk_norm": "weighted"},
-    # GPT-Neo, as in transformers: no scale, bias on the output projection; block() alternates windows.
-    "gptneo": GPT2 | {"attention_bias": "output", "attention_scale": "none"},
-}
-"""Switches that make a block kind, where they are not ModelConfig's defaults; sizes and heads stay free."""
-
-GPTNEO_WINDOW = 256
-
-
-def block(name: str, **fields: Any) -> ModelConfig:
-    """A config with the switches of a block kind (gpt2, llama, qwen3, gptneo); *fields* set the rest and
-    override them.
-
-    gptneo alternates global layers and layers with a window of 256, the first one global.
-    Raises UserError for an unknown kind, unknown or missing fields, and values that are not valid.
-    """
-    if name not in BLOCKS:
-        raise UserError(
-            f"block: {name!r} is unknown; it must be one of {', '.join(BLOCKS)}{suggest(name, BLOCKS)}"
-        )
-    values = {**BLOCKS[name], **fields}
-    heads = values.get("heads")
-    if name == "gptneo" and "local_window" not in fields and isinstance(heads, Sequence):
-        num_layers = len(parse_heads(heads) if isinstance(heads, str) else heads)
-        values["local_window"] = tuple(GPTNEO_WINDOW if layer % 2 else None for layer in range(num_layers))
-    return ModelConfig.from_json(values)
 
 
 def divisors(number: int) -> list[int]:

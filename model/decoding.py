@@ -52,10 +52,11 @@ class CachedDecoder:
             hidden = hidden + network.position_embedding(torch.arange(start, end, device=tokens.device))
         for layer, module in enumerate(network.layers):
             block = cast(Block, module)
-            normed = block.attention_norm(hidden)
-            table = network.table(layer, hidden, start, end)
-            hidden = hidden + self._attend(block.attention, normed, table, self._cache[layer])
-            hidden = hidden + block.ffn(block.ffn_norm(hidden))
+            if block.attention is not None and block.attention_norm is not None:
+                normed, table = block.attention_norm(hidden), network.table(layer, hidden, start, end)
+                hidden = hidden + self._attend(block.attention, normed, table, self._cache[layer])
+            if block.ffn is not None and block.ffn_norm is not None:
+                hidden = hidden + block.ffn(block.ffn_norm(hidden))
         self.length = end
         return network.logits_of(hidden[:, -1:])[:, 0, : config.vocab_size]
 
@@ -85,4 +86,4 @@ class CachedDecoder:
             scale=attention.scale,
             enable_gqa=attention.kv_heads != attention.heads,
         )
-        return attention.o(output.transpose(1, 2).flatten(2))  # [B, h, n, d_h] -> [B, n, A]
+        return attention.project(output.transpose(1, 2).flatten(2), hidden)  # [B, h, n, d_h] -> [B, n, A]

@@ -28,17 +28,20 @@ class FeedForward(nn.Module):
 
     gate: nn.Module | None
 
-    def __init__(self, config: ModelConfig, grid: ProcessGrid, fused_gate_up: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, layer: int, grid: ProcessGrid, fused_gate_up: bool = False
+    ) -> None:
         super().__init__()
         self.grid = grid
         self.fused_gate_up = fused_gate_up
         self.activation = _ACTIVATIONS[config.activation]
+        width = config.layer_ffn_width(layer)
         if config.ffn == "swiglu":
-            self.gate = column_linear(config.d_model, config.ffn_width, config.ffn_bias, grid)
+            self.gate = column_linear(config.d_model, width, config.ffn_bias, grid)
         else:
             self.gate = None
-        self.up = column_linear(config.d_model, config.ffn_width, config.ffn_bias, grid)
-        self.down = row_linear(config.ffn_width, config.d_model, config.ffn_bias, grid)
+        self.up = column_linear(config.d_model, width, config.ffn_bias, grid)
+        self.down = row_linear(width, config.d_model, config.ffn_bias, grid)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, T, d] -> [B, T, d]."""

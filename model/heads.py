@@ -8,20 +8,20 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from model.allocations import MOST_LAYERS, parse_allocation
 from model.errors import UserError, quote
 
 HeadSchedule = tuple[int, ...]
 
-MOST_LAYERS = 10_000
 BARS = "▁▂▃▄▅▆▇█"
-_TERM = re.compile(r"\s*(null|[1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
+_TERM = re.compile(r"\s*(null|0|[1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
 
 
 def parse_heads(text: str) -> HeadSchedule:
     """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
 
     ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms, and brackets around them all, are ignored.
-    Raises UserError for anything else: an empty term, a non-number, a number below 1, more than MOST_LAYERS
+    Raises UserError for anything else: an empty term, a non-number, a number below 0, more than MOST_LAYERS
     layers.
     """
     schedule = parse_schedule(text, "heads")
@@ -31,11 +31,14 @@ def parse_heads(text: str) -> HeadSchedule:
 
 
 def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
-    """Read a schedule of integers as ``parse_heads`` does; ``null`` is a layer without a value.
+    """Read a schedule of integers as ``parse_heads`` does; ``null`` is a layer without a value, and an
+    allocation with its number of layers, such as tapered(8, layers=12), is one, too.
 
     Args:
         name: of the field, which begins the messages.
     """
+    if "(" in text:
+        return parse_allocation(text, name, multiple=1).widths()
     schedule: list[int | None] = []
     stripped = text.strip()
     terms = stripped[1:-1] if stripped[:1] + stripped[-1:] == "[]" else text
@@ -53,8 +56,7 @@ def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
 def _count_error(name: str, term: str, text: str) -> UserError:
     wrong = "not a head count; write h or hxN" if name == "heads" else "not valid; give n or nxN"
     return UserError(
-        f"{name}: {quote(term)} in {quote(text)} is {wrong} with positive integers, for example "
-        "3x2,6x2,8x2,12x6"
+        f"{name}: {quote(term)} in {quote(text)} is {wrong} with whole numbers, for example 3x2,6x2,8x2,12x6"
     )
 
 
@@ -75,8 +77,10 @@ def format_heads(heads: Iterable[int]) -> str:
 
 
 def draw_heads(heads: Sequence[int]) -> str:
-    """A schedule as a small drawing, a column a layer, the tallest for the most heads: ▂▄██ for 2,4,8x2."""
-    return "".join(BARS[-(-len(BARS) * count // max(heads)) - 1] for count in heads)
+    """A schedule as a small drawing, a column a layer, the tallest for the most heads: ▂▄██ for 2,4,8x2, a
+    blank for 0."""
+    most = max(heads)
+    return "".join(BARS[-(-len(BARS) * count // most) - 1] if count else " " for count in heads)
 
 
 def make_uniform(heads: int, num_layers: int) -> HeadSchedule:

@@ -63,15 +63,16 @@ def initial_distribution(
 
     Two parameters of one name, shape and distribution begin with the same values if they have one seed.
 
-    Norm weights are 1 and biases 0. Everything else has mean 0 and std init_std, or init_std / sqrt(2L) for
-    the projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves it
-    open). With parametrization mup the variance of the blocks' matrices is divided by the width's ratio.
+    Norm weights are 1 and biases 0. Everything else has mean 0 and std init_std, or init_std / sqrt(n) for
+    the n projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves
+    it open): n is 2L where every layer has both. With parametrization mup the variance of the blocks'
+    matrices is divided by the width's ratio.
     """
     rows = config.vocab_size if has_vocabulary_rows(name) else shape[0]
     if role.kind in ("norm", "bias"):
         return float(role.kind == "norm"), 0.0, rows
     residual = role.part == "o" or name.endswith(".ffn.down.weight")
-    divisor: float = 2 * config.num_layers if residual else 1
+    divisor: float = config.residual_writes if residual else 1
     if is_hidden(role):
         divisor *= config.width_ratio
     return 0.0, config.init_std / math.sqrt(divisor), rows

@@ -62,14 +62,18 @@ def check_tensor_parallel(
     """Refuse a degree t that does not divide a width of the model, naming the nearest that divide all.
 
     Raises:
-        UserError: t divides not every layer's attention width A_l, key/value width, or ffn_width; or, with
+        UserError: t divides not every layer's attention width A_l, key/value width and ffn_width; or, with
             sequence parallelism, not context_length.
     """
     if type(tensor_parallel) is not int or tensor_parallel < 1:
         raise UserError(f"tensor_parallel: {tensor_parallel!r} is not valid; give a positive integer")
     if tensor_parallel == 1:
         return
-    widths = [("ffn_width", config.ffn_width)]
+    widths: list[tuple[str, int]] = []
+    if isinstance(config.ffn_width, tuple):
+        widths += [(f"ffn_width (layer {layer})", width) for layer, width in enumerate(config.ffn_width)]
+    else:
+        widths.append(("ffn_width", config.ffn_width))
     for layer in range(config.num_layers):
         widths.append((f"attention width (layer {layer})", config.attention_width(layer)))
         widths.append((f"key/value width (layer {layer})", config.kv_width(layer)))

@@ -21,8 +21,8 @@ from model.norms import Norm
 from model.transformer import Transformer
 
 Kind = Literal["matrix", "bias", "norm", "embedding"]
-Part = Literal["q", "k", "v", "o", "ffn", "norm", "embedding", "output"]
-_PROJECTIONS: tuple[Part, ...] = ("q", "k", "v", "o")
+Part = Literal["q", "k", "v", "o", "gate", "head_gate", "ffn", "norm", "embedding", "output"]
+_PROJECTIONS: tuple[Part, ...] = ("q", "k", "v", "o", "gate", "head_gate")
 _KINDS: dict[Part, Kind] = {"norm": "norm", "embedding": "embedding"}
 
 
@@ -84,7 +84,8 @@ def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
     parts: dict[nn.Module, Part] = {}
     for module in model.modules():
         if isinstance(module, Attention):
-            parts.update({getattr(module, part): part for part in _PROJECTIONS})
+            found = ((getattr(module, part), part) for part in _PROJECTIONS)
+            parts.update({projection: part for projection, part in found if projection is not None})
         elif isinstance(module, FeedForward):
             parts.update(dict.fromkeys(module.children(), "ffn"))
         elif isinstance(module, Norm):
@@ -116,11 +117,13 @@ def parameter_roles(model: Transformer) -> dict[str, ParameterRole]:
 def shard_dimension(name: str, role: ParameterRole) -> int | None:
     """The dimension that tensor parallelism cuts into equal contiguous parts; None: every rank has all of it.
 
-    Outputs of q, k, v, gate, up and of an untied head (with their biases), and the rows of the token
-    embedding, are cut along dimension 0; inputs of o and down along dimension 1 (their biases are added once,
-    after the sum). A classifier's head is whole everywhere.
+    Outputs of q, k, v, gate, up and of an untied head (with their biases), of the gates of attention's
+    elements, and the rows of the token embedding, are cut along dimension 0; inputs of o and down along
+    dimension 1 (their biases are added once, after the sum). A classifier's head, and the gates of heads, are
+    whole everywhere.
     """
-    if role.kind == "norm" or role.part == "norm" or name.startswith(("position_embedding.", "classifier.")):
+    outside = ("position_embedding.", "classifier.")
+    if role.kind == "norm" or role.part in ("norm", "head_gate") or name.startswith(outside):
         return None
     if role.part == "o" or ".ffn.down." in name:
         return 1 if role.kind == "matrix" else None
@@ -128,9 +131,15 @@ def shard_dimension(name: str, role: ParameterRole) -> int | None:
 
 
 def is_hidden(role: ParameterRole) -> bool:
-    """Whether a parameter is a matrix of the blocks: those that Muon steps, and whose initial spread and rate
-    depend on the width with parametrization mup."""
+    """Whether a parameter is a matrix of the blocks, whose initial spread and rate depend on the width with
+    parametrization mup."""
     return role.kind == "matrix" and role.layer is not None
+
+
+def takes_muon(role: ParameterRole) -> bool:
+    """Whether Muon steps a parameter, in a run with Muon: the matrices of the blocks but for the gates of
+    heads, a row a head, which AdamW steps."""
+    return is_hidden(role) and role.part != "head_gate"
 
 
 def has_vocabulary_rows(name: str) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.errors import UserError, quote, suggest
 from model.heads import make_uniform, parse_heads, shuffle, sort_ascending, sort_descending
 

@@ -3,7 +3,8 @@
 Ranks are laid out tensor first: the t ranks of a tensor group are neighbours (r = data_rank * t +
 tensor_rank), so that on a cluster they share a node. At t = 1 there is nothing to lay out.
 
-A grid is passed to the model, to DeepSpeed (pretrain/engine/mpu.py) and to the run's World; it is not global.
+A grid is passed to the model, to DeepSpeed (pretrain/engine/build.py) and to the run's World; it is not
+global.
 megatron-core's parallel_state is not used: it would be one grid for the whole process, which layers could
 find by themselves, and it makes 17 groups where two are needed at t = 2 (on 512 ranks at t = 8 some 3,000).
 """

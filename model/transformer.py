@@ -19,7 +19,7 @@ from model.feedforward import FeedForward
 from model.linears import enter_columns, lm_head, position_embedding, token_embedding
 from model.lm_head_loss import lm_head_cross_entropy, loss_and_residual
 from model.loss import IGNORED_LABEL, apply_softcap, cross_entropy, parallel_cross_entropy
-from model.norms import build_norm
+from model.norms import Norm, build_norm
 from model.parallel_plan import check_tensor_parallel
 from model.process_grid import ALONE, ProcessGrid
 from model.rotary import RotaryTables, Table, table_rows
@@ -30,8 +30,8 @@ nothing."""
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)). *fused* and *attention* are those of Attention and
-    FeedForward."""
+    """x + attention(norm(x)), then x + ffn(norm(x)); without one of both in layers that lack it. *fused* and
+    *attention* are those of Attention and FeedForward."""
 
     def __init__(
         self,
@@ -42,17 +42,26 @@ class Block(nn.Module):
         attention: Kernel = "torch",
     ) -> None:
         super().__init__()
-        self.attention_norm = build_norm(config, grid)
-        self.attention = Attention(config, layer, grid, fused, attention)
-        self.ffn_norm = build_norm(config, grid)
-        self.ffn = FeedForward(config, grid, fused)
+        self.attention_norm: Norm | None = None
+        self.attention: Attention | None = None
+        self.ffn_norm: Norm | None = None
+        self.ffn: FeedForward | None = None
+        if config.heads[layer]:
+            self.attention_norm = build_norm(config, grid)
+            self.attention = Attention(config, layer, grid, fused, attention)
+        if config.layer_ffn_width(layer):
+            self.ffn_norm = build_norm(config, grid)
+            self.ffn = FeedForward(config, layer, grid, fused)
 
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
     ) -> Tensor:
         """Hidden [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, offsets)
-        return hidden + self.ffn(self.ffn_norm(hidden))
+        if self.attention is not None and self.attention_norm is not None:
+            hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, offsets)
+        if self.ffn is not None and self.ffn_norm is not None:
+            hidden = hidden + self.ffn(self.ffn_norm(hidden))
+        return hidden
 
 
 class Transformer(nn.Module):
@@ -176,6 +185,10 @@ class Transformer(nn.Module):
         masks: dict[int | None, Tensor | None] = {}  # layers with the same window share one
         inputs = []
         for layer, block in enumerate(self.layers):
+            attention = cast(Block, block).attention
+            if attention is None:
+                inputs.append(BlockInputs())
+                continue
             window, mask, offsets = self.config.layer_window(layer), None, None
             table = self.table(layer, hidden, 0, length)
             if documents is None:
@@ -184,7 +197,7 @@ class Transformer(nn.Module):
                 mask = masks[window]
             else:
                 table = table and documents.table(self.config.layer_head_dim(layer), table)
-                if cast(Block, block).attention.takes_offsets(hidden, batch, length):
+                if attention.takes_offsets(hidden, batch, length):
                     offsets = documents.offsets
                 else:
                     mask = documents.mask(window)

@@ -29,7 +29,6 @@ from pretrain.run.process_state import (
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import check_environment
 from pretrain.runtime.signals import StopListener, Stopped
-from pretrain.utils.format import log_line
 
 if TYPE_CHECKING:
     from pretrain.run.hooks import Hook
@@ -164,9 +163,12 @@ def train_to_end(
         if isinstance(opened, FinishedRun):
             if world.is_main:
                 world.print_rank_zero(*describe_finished(opened.session, arguments))
-            opened.store.start_mirror(world.print_rank_zero)  # what its last session did not copy
-            if left := opened.store.stop_mirror(lambda: listener.reason is not None):
-                world.print_rank_zero(log_line("mirror", left))
+            if run.checkpoint.mirror:  # what its last session did not copy
+                from pretrain.mirror.hook import MirrorHook
+
+                mirror = MirrorHook(opened.session)
+                mirror.begin(world.print_rank_zero)
+                world.print_rank_zero(*mirror.end(lambda: listener.reason is not None))
             return
         try:
             opened.fit()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from model.allocations import MOST_LAYERS, MULTIPLE, PROFILES, parse_allocation
 from model.errors import UserError
 from model.heads import draw_heads, format_heads
 from model.presets import preset, preset_names
@@ -20,9 +21,8 @@ from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import load_named_model
 from pretrain.plan.tensor_parallel import DTYPE_BYTES, ParallelPlan, plan_tensor_parallel
 from pretrain.runtime.command import run_command
-from pretrain.utils.format import print_lines
+from pretrain.utils.format import align_columns, print_lines
 from pretrain.utils.plotting import save_figure
-from pretrain.utils.tables import align_columns
 
 
 def run_presets(arguments: list[str]) -> None:
@@ -33,10 +33,13 @@ def run_presets(arguments: list[str]) -> None:
     """
     if arguments[:1] == ["exchange"]:
         return run_exchange(arguments[1:])
+    if arguments[:1] == ["allocations"]:
+        return run_allocations(arguments[1:])
     parser = CommandParser(
         prog="python -m pretrain.presets",
         description="List the model presets.",
-        epilog="python -m pretrain.presets exchange --help: how tensor parallelism spreads a model's heads",
+        epilog="python -m pretrain.presets exchange --help: how tensor parallelism spreads a model's heads; "
+        "python -m pretrain.presets allocations --help: shapes of capacity over depth at an equal budget",
     )
     add = parser.add_argument
     add("name", nargs="?", help="show this preset only")
@@ -77,6 +80,44 @@ def run_exchange(arguments: list[str]) -> None:
     print(
         plan_table(plan_tensor_parallel(config, options.tensor_parallel, options.micro_batch, options.dtype))
     )
+
+
+def run_allocations(arguments: list[str]) -> None:
+    """Print allocations of a width over depth, and draw them. Raises UserError as run_presets does."""
+    parser = CommandParser(
+        prog="python -m pretrain.presets allocations",
+        description="Shapes of a width over depth, each with the sum of the uniform one.",
+    )
+    add = parser.add_argument
+    add("allocation", nargs="*", help="such as tapered(2048, start=1.25, end=0.75) (default: every name)")
+    add("--mean", type=int, default=2048, help="width of a layer of the uniform model (2048)")
+    add("--layers", type=int, default=12, help="number of layers (12)")
+    add("--multiple", type=int, default=MULTIPLE, help=f"of the widths ({MULTIPLE})")
+    add("--plot", metavar="FILE", help="draw them, for example allocations.png")
+    options = parser.parse_args(arguments)
+    for name in ("mean", "layers", "multiple"):
+        if not 0 < getattr(options, name) <= MOST_LAYERS * MULTIPLE:
+            raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
+    texts = options.allocation or [f"{name}({options.mean})" for name in PROFILES]
+    found = [parse_allocation(text, "allocation", options.multiple) for text in texts]
+    widths = {made.text: made.widths(made.layers or options.layers) for made in found}
+    rows = [["allocation", "by layer", "widths", "sum", "less uniform"]]
+    for made in found:
+        given = widths[made.text]
+        difference = sum(given) - len(given) * made.mean
+        drawn = (draw_heads(given), format_heads(given))
+        rows.append([made.text, *drawn, f"{sum(given):,}", f"{difference:+,}" if difference else "equal"])
+    print("\n".join(align_columns(rows, left={0, 1, 2})))
+    if options.plot:
+        with save_figure(
+            Path(options.plot), "--plot", 1, len(found), size=(2 * len(found), 2.4), dpi=150, squeeze=False
+        ) as (_, axes):
+            most = max(max(given) for given in widths.values())
+            for axis, (text, given) in zip(axes.flat, widths.items(), strict=True):
+                axis.bar(range(len(given)), given, color="tab:blue")
+                axis.set(title=text, xlabel="layer", ylim=(0, 1.05 * most))
+            axes.flat[0].set(ylabel="width")
+        print_lines(f"wrote {options.plot}")
 
 
 def preset_table(names: Sequence[str]) -> str:
@@ -120,13 +161,14 @@ def plan_table(found: ParallelPlan) -> str:
 
 
 def draw_preset(name: str, path: str) -> None:
-    """Draw the preset's heads per layer (bars) and head dim (line); the suffix of *path* is the format.
+    """Draw the preset's heads (bars), head dim (line) and FFN width (bars) per layer; the suffix of *path* is
+    the format.
 
     Raises UserError if the file cannot be written.
     """
     config = preset(name)
     layers = range(config.num_layers)
-    with save_figure(Path(path), "--plot", size=(8, 4), dpi=150) as (figure, heads_axis):
+    with save_figure(Path(path), "--plot", 2, size=(8, 6), dpi=150) as (figure, (heads_axis, ffn_axis)):
         heads_axis.bar(layers, config.heads, color="tab:blue", label="heads")
         heads_axis.set(xlabel="layer", ylabel="heads", title=f"{name}: {format_heads(config.heads)}")
         heads_axis.set_xticks(layers)
@@ -134,6 +176,9 @@ def draw_preset(name: str, path: str) -> None:
         head_dims = [config.layer_head_dim(layer) for layer in layers]
         head_dim_axis.plot(layers, head_dims, color="tab:orange", marker="o", label="head dim")
         head_dim_axis.set(ylabel="head dim", ylim=(0, None))
+        ffn_axis.bar(layers, config.ffn_widths, color="tab:green", label="FFN width")
+        ffn_axis.set(xlabel="layer", ylabel="FFN width")
+        ffn_axis.set_xticks(layers)
         # Above the axes: inside, a legend would cover bars for one schedule or another.
         figure.legend(loc="outside lower center", ncols=2)
 

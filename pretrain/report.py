@@ -11,12 +11,11 @@ from model.attention import flash_supports
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.engine.layout import weights_are_finite
-from pretrain.generate import sample_text
 from pretrain.metrics.file import FILE_NAME
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.collective_guard import run_guarded
-from pretrain.runtime.continuing import continue_command
+from pretrain.runtime.environment import continue_command
 from pretrain.runtime.hardware import describe_device
 from pretrain.runtime.signals import Stopped
 from pretrain.utils.format import log_line
@@ -210,7 +209,11 @@ def _sample_lines(trainer: Trainer) -> list[str]:
     try:
         if not all(session.world.gather(weights_are_finite(trainer.engine))):
             raise UserError("model: its weights are not finite (NaN or infinity); a lower rate may help")
-        text = sample_text(session, trainer.engine) if session.data.is_text else ""
+        if not session.data.is_text:
+            return []
+        from pretrain.generate import sample_text
+
+        text = sample_text(session, trainer.engine)
     except UserError as error:
         return [log_line("diverged", error)]
     return ["sample", *(f"  | {line}" for line in text.splitlines())] if text else []

@@ -30,8 +30,8 @@ from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Batch, Session
-from pretrain.runtime.continuing import report_progress
 from pretrain.runtime.control import Control
+from pretrain.runtime.environment import report_progress
 from pretrain.runtime.signals import Stopped
 from pretrain.utils.format import log_line
 
@@ -69,6 +69,7 @@ class Trainer:
         """The HashCheck of the corpora, once fit has begun it."""
         self._data_checked = False
         self._saved_step = self.state.step  # the newest, finished
+        self._may_prune = True  # once the checkpoint that is under way is finished
         self.graphs = 0
         """Graphs that torch.compile has made so far, as last printed."""
         self.data_share = 0.0
@@ -86,7 +87,8 @@ class Trainer:
         """
         session, run, state, control = self.session, self.run, self.state, self.control
         self.hashes = self._check_hashes()
-        self.store.start_mirror(self.metrics.message)
+        for hook in self.hooks:
+            hook.begin(self.metrics.message)
         first_sequence = state.sequences
         with (
             BatchPrefetcher(lambda index: session.micro_batch(first_sequence, index), start=0) as batches,
@@ -121,9 +123,10 @@ class Trainer:
             self._finish_checkpoint()
             if problem := self.store.end_pruning():
                 self.metrics.message(log_line("note", problem))
-            control.heartbeat("copying the last checkpoints to the mirror")
-            if left := self.store.stop_mirror(lambda: stop is not None or control.has_request()):
-                self.metrics.message(log_line("mirror", left))
+            for hook in self.hooks:
+                control.heartbeat(f"ending {hook.name}")
+                for line in hook.end(lambda: stop is not None or control.has_request()):
+                    self.metrics.message(line)
             if stop:
                 raise stop
         control.end_watch()  # what follows the last save must not fail the run
@@ -133,6 +136,8 @@ class Trainer:
         """Let the engine go, and end the threads that fit has left, after an error above all. Not
         collective."""
         self.store.close()
+        for hook in self.hooks:
+            hook.close()
         if self.hashes is not None:
             self.hashes.close()
         if self.engine is not None:
@@ -321,8 +326,8 @@ class Trainer:
                 run.folder / "tokenizer",
                 tensors,
                 run.checkpoint.background,
-                prune=learning,
             )
+            self._may_prune = learning
             if not run.checkpoint.background:
                 self._finish_checkpoint()
 
@@ -340,7 +345,13 @@ class Trainer:
             self._data_checked = True
             self.store.check_data(self.hashes.problem)
         step = self.store.finish()
-        if step is not None and step > self._saved_step and self.session.world.is_main:
+        if step is None:
+            return
+        for hook in self.hooks:
+            hook.checkpoint_saved(self.store.path(step))
+        if self._may_prune:
+            self.store.start_pruning(step, lambda folder: all(hook.may_prune(folder) for hook in self.hooks))
+        if step > self._saved_step and self.session.world.is_main:
             self._saved_step = step
             report_progress()
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
-from pretrain.data.blend import parse_blend
-from pretrain.data.corpus import Corpus
+from pretrain.data.corpus import Corpus, is_prefix
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.megatron import is_prefix
+from pretrain.data.sequences import parse_blend
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
-from pretrain.prepare.make import prepare_builtin
+from pretrain.prepare.builtin import prepare_builtin
 from pretrain.run.data import RunData
 from pretrain.runtime.world import World
 
@@ -56,7 +55,7 @@ def _open_all(run: RunConfig, report: Callable[[object], None]) -> RunData:
         validation = _open_validation(run.validation.data, data.tokenizer)
         data = dataclasses.replace(data, validation=validation)
     if run.task == "classification":
-        from pretrain.classification.data import LabelledData
+        from pretrain.classification.examples import LabelledData
 
         data = LabelledData(data.corpora, data.validation)
     return data

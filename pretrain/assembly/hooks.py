@@ -41,6 +41,10 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
         from pretrain.profiling.hook import FOLDER, Profiler
 
         hooks.append(Profiler(*steps, run.folder / FOLDER, world.rank, world.device))
+    if run.checkpoint.mirror:
+        from pretrain.mirror.hook import MirrorHook
+
+        hooks.append(MirrorHook(session))
     hooks += [make(session) for make in own]
     if run.growth.active or session.state.record(GROWTH):
         from pretrain.growth.hook import Growth

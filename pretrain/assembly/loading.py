@@ -48,7 +48,11 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
         UserError: there are checkpoints, but none is valid, or ``resume: never`` was given; settings of an
             import that has none.
     """
-    fetched = store.restore_lost() if run.resume == "auto" else []
+    fetched: list[str] = []
+    if run.resume == "auto" and (mirror := run.checkpoint.mirror):
+        from pretrain.mirror.copies import restore_lost
+
+        fetched = store.world.on_rank_zero(lambda: [] if store.steps() else restore_lost(mirror, run.folder))
     folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
     if folder is None:
         check_imported(run)

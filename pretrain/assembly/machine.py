@@ -8,8 +8,7 @@ import torch
 
 from pretrain.run.decisions import Decisions
 from pretrain.runtime.world import World
-from pretrain.utils.cache_folders import keep_compiled_code_private, private_cache
-from pretrain.utils.env_check import check_variables
+from pretrain.utils.env_check import check_variables, keep_compiled_code_private, private_cache
 
 
 def settle_machine(decisions: Decisions, world: World) -> list[str]:

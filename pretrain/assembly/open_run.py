@@ -19,9 +19,8 @@ from pretrain.metrics.build import build_metrics
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.report import describe_opening
 from pretrain.run.decisions import decide, gather_facts
-from pretrain.run.folder import prepare_run_folder
+from pretrain.run.folder import hold_run_folder, may_have_begun, prepare_run_folder
 from pretrain.run.hooks import Hook, load_hooks
-from pretrain.run.lock import hold_run_folder, may_have_begun
 from pretrain.run.session import Session
 from pretrain.runtime.control import Control
 from pretrain.runtime.signals import StopListener
@@ -35,7 +34,6 @@ class FinishedRun(NamedTuple):
     """A run that has all its steps."""
 
     session: Session
-    store: CheckpointStore
 
 
 MakeHook = Callable[[Session], Hook]
@@ -100,7 +98,7 @@ def open_run(
             if not begun:
                 hold_run_folder(run, world, held)
         if finished:
-            yield FinishedRun(session, store)
+            yield FinishedRun(session)
             return
         if world.is_main:
             world.print_rank_zero(

@@ -8,16 +8,17 @@ from pathlib import Path
 
 from model.errors import UserError, suggest
 from model.parallel_plan import check_tensor_parallel, check_world
-from pretrain.checkpoint.object_store import check_mirror
 from pretrain.config.run_config import RunConfig
-from pretrain.data.blend import parse_blend
-from pretrain.data.megatron import is_prefix
+from pretrain.data.corpus import is_prefix
+from pretrain.data.sequences import parse_blend
 from pretrain.engine.batch import share_batch
 from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.runtime.environment import check_threads, read_environment
-from pretrain.utils.env_check import check_variables
-from pretrain.utils.folders import refuse_other_kind
-from pretrain.utils.optional_packages import check_installed
+from pretrain.utils.env_check import (
+    check_installed,
+    check_variables,
+)
+from pretrain.utils.files import refuse_other_kind
 
 
 def check_start(run: RunConfig) -> None:
@@ -38,6 +39,8 @@ def check_start(run: RunConfig) -> None:
     if run.logging.tensorboard:
         check_installed("tensorboard", "logging.tensorboard")
     if run.checkpoint.mirror is not None:
+        from pretrain.mirror.object_store import check_mirror
+
         check_mirror(run.checkpoint.mirror)
     if run.data == "builtin":
         _check_data_root(Path(run.data_root))

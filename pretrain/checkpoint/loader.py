@@ -20,8 +20,8 @@ from torch import Tensor
 from model.parameters import ParameterSpec
 from pretrain.checkpoint.index import HYPERPARAMETERS, MASTERS, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.random_state import restore_random_state
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.state import explain_damage
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.engine.layout import (
     changing_masters,
     engine_flats,
@@ -32,7 +32,7 @@ from pretrain.engine.layout import (
 )
 from pretrain.optim.muon import name_moments
 from pretrain.runtime.world import World
-from pretrain.utils.progress import ProgressLine
+from pretrain.utils.format import ProgressLine
 
 Open = Callable[[Path], UnshardedCheckpoint]
 

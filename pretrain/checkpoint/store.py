@@ -27,7 +27,6 @@ from model.parameters import parameter_specs
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claim, newest_valid
 from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.manifest import verify, write_manifest
-from pretrain.checkpoint.mirror import Mirror, has_room, restore_lost
 from pretrain.checkpoint.random_state import random_state
 from pretrain.checkpoint.state import FEATURES, TrainingState, read_state
 from pretrain.checkpoint.writer import RankWriter, engine_index, engine_tensors
@@ -42,7 +41,14 @@ from pretrain.utils.files import (
     sync_tree,
     write_atomically,
 )
-from pretrain.utils.format import log_line
+
+MayPrune = Callable[[Path], bool]
+"""Whether a checkpoint that the configuration does not keep may be deleted now."""
+
+
+def always(folder: Path) -> bool:
+    """Any may."""
+    return True
 
 
 class _UnderWay(NamedTuple):
@@ -55,7 +61,6 @@ class _UnderWay(NamedTuple):
     index_text: str | None
     step: int
     features: dict[str, Tensor]
-    prune: bool
 
 
 class CheckpointStore:
@@ -74,7 +79,6 @@ class CheckpointStore:
         self.config = config
         self.world = world
         self._under_way: _UnderWay | None = None
-        self._mirror: Mirror | None = None
         self._pruning: threading.Thread | None = None
         self._prune_problem: str | None = None
 
@@ -86,34 +90,8 @@ class CheckpointStore:
         """Folder of the checkpoint of *step*."""
         return checkpoint_path(self.run_folder, step)
 
-    def restore_lost(self) -> list[str]:
-        """If there is no checkpoint at all, fetch the newest one from the mirror; lines about it.
-
-        Raises:
-            UserError: see pretrain.checkpoint.mirror.restore_lost.
-        """
-        mirror = self.config.mirror
-        if mirror is None:
-            return []
-        return self.world.on_rank_zero(lambda: [] if self.steps() else restore_lost(mirror, self.run_folder))
-
-    def start_mirror(self, report: Callable[[str], object]) -> None:
-        """Copy to the mirror what earlier sessions have not, and from now on every checkpoint."""
-        if self.config.mirror is not None and self.world.is_main:
-            self._mirror = Mirror(self.config.mirror, self.run_folder, report)
-
-    def stop_mirror(self, asked: Callable[[], bool]) -> str | None:
-        """End copying: when everything is copied, the store fails, or the run is asked to stop. A line on
-        what is not copied."""
-        if self._mirror is None:
-            return None
-        mirror, self._mirror = self._mirror, None
-        return mirror.close(give_up=asked)
-
     def close(self) -> None:
-        """End the threads. Not collective: a checkpoint that is under way is given up, and the next session
-        copies to the mirror what is not there."""
-        self.stop_mirror(lambda: True)
+        """Give up the checkpoint that is under way, if one is. Not collective."""
         if self._under_way is not None:
             checkpoint, self._under_way = self._under_way, None
             checkpoint.writer.give_up()
@@ -127,14 +105,12 @@ class CheckpointStore:
         tokenizer_folder: Path,
         features: dict[str, Tensor] | None = None,
         background: bool = True,
-        prune: bool = True,
     ) -> None:
         """Start to write a checkpoint, after the one before; ``finish`` makes it valid.
 
         Args:
             features: of the last probes, to compare the next with; equal on all ranks (see
                 ``read_features``).
-            prune: whether ``finish`` deletes older checkpoints that the configuration does not keep.
             background: return as soon as the tensors are copied to the host's memory, and write them during
                 training.
 
@@ -152,7 +128,7 @@ class CheckpointStore:
             index = engine_index(engine, parameter_specs(ModelConfig.from_json(state.model))).to_json()
         written_state = json.dumps(asdict(state), indent=1)
         self._under_way = _UnderWay(
-            writer, partial, target, written_state, index, state.step, dict(features or {}), prune
+            writer, partial, target, written_state, index, state.step, dict(features or {})
         )
 
     @property
@@ -166,8 +142,7 @@ class CheckpointStore:
         return self._under_way is not None
 
     def finish(self) -> int | None:
-        """Wait until every rank has written its files, put the checkpoint in its place, and begin to delete
-        older ones (see end_pruning).
+        """Wait until every rank has written its files, and put the checkpoint in its place.
 
         Returns:
             The checkpoint's step; None if none was under way.
@@ -184,15 +159,20 @@ class CheckpointStore:
         written = self.world.gather(checkpoint.writer.written)
         problem = self._finish(checkpoint, written) if self.world.is_main else None
         self._stop_on(problem, partial)
-        if self._mirror is not None:
-            self._mirror.add(checkpoint.target)
-        if self.world.is_main and checkpoint.prune:
-            # A large checkpoint takes seconds to delete, and training does not wait for it.
+        return checkpoint.step
+
+    def start_pruning(self, newest: int, may_prune: MayPrune = always) -> None:
+        """Begin to delete checkpoints that the configuration does not keep, now that *newest* is the newest
+        step of the run's curve. Training does not wait: a large one takes seconds. On rank 0.
+
+        Args:
+            may_prune: asked for each folder, from a thread.
+        """
+        if self.world.is_main:
             self._pruning = threading.Thread(
-                target=self._prune_or_note, args=(checkpoint.step,), name="old checkpoints", daemon=True
+                target=self._prune_or_note, args=(newest, may_prune), name="old checkpoints", daemon=True
             )
             self._pruning.start()
-        return checkpoint.step
 
     def end_pruning(self) -> str | None:
         """Wait until older checkpoints are deleted; why one could not be, if so. Not collective."""
@@ -282,13 +262,13 @@ class CheckpointStore:
         remaining = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
         raise UserError(f"{section}: {problem}; {remaining} in {self.folder}")
 
-    def _prune_or_note(self, newest: int) -> None:
+    def _prune_or_note(self, newest: int, may_prune: MayPrune = always) -> None:
         try:
-            self._prune(newest)
+            self._prune(newest, may_prune)
         except OSError as error:
             self._prune_problem = f"cannot delete {error.filename}: {error.strerror or error}"
 
-    def _prune(self, newest: int) -> None:
+    def _prune(self, newest: int, may_prune: MayPrune = always) -> None:
         # Steps beyond the newest belong to a curve this run has left (it fell back to an older checkpoint).
         steps = [step for step in self.steps() if step <= newest]
         keep = set(steps[-self.config.keep_last :])
@@ -297,27 +277,11 @@ class CheckpointStore:
         for step in self.steps():
             if step in keep:
                 continue
-            if step in steps and not self._may_go(step, steps[-2:]):
+            if step in steps and not may_prune(self.path(step)):
                 continue
             with claim(self.path(step)) as free:
                 if free:  # one that is being read goes with a later checkpoint
                     remove(self.path(step))
-
-    def _may_go(self, step: int, newest: list[int]) -> bool:
-        """Whether a checkpoint is in the mirror, or must make room: not one of the *newest*."""
-        path = self.path(step)
-        if self._mirror is None or self._mirror.is_safe(path):
-            return True
-        if step in newest or has_room(self.folder, self.config.mirror_reserve * 2**30):
-            return False
-        self._mirror.report(
-            log_line(
-                "mirror",
-                f"{path.name} is deleted before it was copied: less than {self.config.mirror_reserve:g} GiB "
-                "are left here (checkpoint.mirror_reserve)",
-            )
-        )
-        return True
 
 
 def remove(folder: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from pretrain.classification.corpus import labels_file
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
 from pretrain.data.sequences import epoch_order
+from pretrain.run.data import RunData
 from pretrain.utils.files import open_regular
 
 
@@ -139,3 +141,18 @@ def held_out_examples(corpus: Corpus, context_length: int, count: int) -> tuple[
     examples = Examples.open(corpus, "validation")
     chosen = min(count, len(examples))
     return examples.rows([number * len(examples) // chosen for number in range(chosen)], context_length)
+
+
+@dataclass(frozen=True)
+class LabelledData(RunData):
+    """A labelled corpus: its documents are examples of classes."""
+
+    is_text = False
+
+    def model_fields(self) -> dict[str, Any]:
+        """The vocabulary, and the number of classes. UserError if the corpus has no labels."""
+        return super().model_fields() | {"classes": len(read_classes(self.corpora[0][0]))}
+
+    def training_sequences(self, context_length: int, seed: int) -> Any:
+        """The run's endless stream of examples."""
+        return LabelledSequences(self.corpora, context_length, seed)

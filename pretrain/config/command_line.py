@@ -129,6 +129,8 @@ class CommandParser(argparse.ArgumentParser):
         for text in arg_strings if action.nargs not in (argparse.PARSER, argparse.REMAINDER) else ():
             if not text.strip() and action.dest not in self.may_be_empty:
                 raise UserError(f"{name}: {text!r} is empty; give a value, or leave it out")
+            if text == "--" and action.option_strings:  # argparse would give an empty list
+                raise UserError(f"{name}: '--' is no value")
             if not text.isprintable() and text != text.encode(errors="ignore").decode():
                 raise UserError(f"{name}: {quote(text)} is not UTF-8 text; give a name that is")
         return super()._get_values(action, arg_strings)

@@ -24,7 +24,7 @@ from model.errors import UserError, quote, suggest
 if TYPE_CHECKING:
     from model.parameters import ParameterRole
 
-PARTS = ("q", "k", "v", "o", "ffn", "norm", "embedding", "output")
+PARTS = ("q", "k", "v", "o", "gate", "head_gate", "ffn", "norm", "embedding", "output")
 LAYER_WORDS = ("all", "upper_half", "lower_half")
 BASE = "base"
 LATEST = 0.12
@@ -52,9 +52,9 @@ class LearningRateRule:
     """Names the optimizer groups, the logs' ``lr/NAME/decay`` and what checkpoints restore; letters, digits,
     _ . -"""
     parameters: Annotated[tuple[str, ...], Field(min_length=1)]
-    """q, k, v, o, ffn, norm, embedding (tokens and positions), output (an untied head), or patterns of full
-    parameter names such as ``layers.*.attention.q.weight``. A part means its matrices; norm its weights and
-    biases."""
+    """q, k, v, o, gate and head_gate (of attention), ffn, norm, embedding (tokens and positions), output (an
+    untied head), or patterns of full parameter names such as ``layers.*.attention.q.weight``. A part means
+    its matrices; norm its weights and biases."""
     scale: NonNegativeFloat
     """Factor of the base learning rate while the rule holds; 0 if it freezes its parameters."""
     layers: Annotated[tuple[int | str, ...], Field(min_length=1)] = ("all",)

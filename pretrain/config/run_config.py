@@ -24,7 +24,6 @@ from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declar
 from model.errors import UserError, quote
 from model.heads import HeadSchedule, normalize_heads, parse_heads, parse_schedule
 from pretrain.config.growth import GrowthConfig
-from pretrain.config.lengths import step_of_run
 from pretrain.config.lr_rules import LearningRateRule, parse_rules
 from pretrain.config.model_file import check_names, load_named_model
 from pretrain.config.sections import (
@@ -38,6 +37,7 @@ from pretrain.config.sections import (
     OptimizerConfig,
     ScheduleConfig,
     ValidationConfig,
+    step_of_run,
 )
 from pretrain.utils.files import read_regular
 from pretrain.utils.parsing import format_yaml, read_json_object

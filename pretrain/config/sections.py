@@ -5,11 +5,12 @@ Types and ranges are in the declarations, and hold however an object is made. No
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from model.declared import (
+    LARGEST_INTEGER,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -17,6 +18,7 @@ from model.declared import (
     UnitInterval,
     declared,
 )
+from model.errors import UserError, quote
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -48,12 +50,26 @@ class OptimizerConfig:
 MuonScale = Literal["rms", "spectral", "unit"]
 
 
+def _to_head_group(value: Any) -> Any:
+    """A number of heads as the field keeps it; a group of one is each."""
+    if value in ("whole", "each"):
+        return value
+    if type(value) is int and 1 <= value <= LARGEST_INTEGER:
+        return value if value > 1 else "each"
+    raise UserError(f"muon.heads: {quote(value)} is not valid; give whole, each, or a number of heads from 1")
+
+
+HeadGroup = Annotated[Literal["whole", "each"] | int, PlainValidator(_to_head_group)]
+
+
 @declared("muon")
 class MuonConfig:
     """Muon (Jordan 2024): momentum, made orthogonal by Newton-Schulz iterations; for optimizer.kind muon."""
 
-    heads: Literal["whole", "each"] = "whole"
-    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head."""
+    heads: HeadGroup = "whole"
+    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head, or in groups
+    of so many neighbouring heads (arXiv 2605.08933), of which the last is smaller where the number does not
+    divide the layer's."""
     scale: MuonScale = "rms"
     """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
     over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""
@@ -199,3 +215,42 @@ class MaturityConfig:
     """Held-out windows that a probe reads."""
     positions: PositiveInt = 64
     """Positions of each that are compared."""
+
+
+def length_in_steps(name: str, value: float, steps: int) -> int:
+    """Turn a length given as a fraction of the run (below 1) or in steps into steps.
+
+    Raises:
+        UserError: a length in steps that is not a whole number.
+    """
+    if value < 1:
+        return round(value * steps)
+    if value != int(value):
+        raise UserError(f"{name}: {value} is neither a fraction below 1 nor a whole number of steps")
+    return int(value)
+
+
+def step_of_run(name: str, value: float, steps: int) -> int:
+    """The step of a run that is so long after its beginning, as length_in_steps reads it.
+
+    Raises:
+        UserError: as length_in_steps, and a step beyond the run.
+    """
+    step = length_in_steps(name, value, steps)
+    if step > steps:
+        raise UserError(f"{name}: step {step} is beyond the run of {steps} steps")
+    return step
+
+
+def phase_in_steps(name: str, value: float, steps: int) -> int:
+    """length_in_steps for a phase that may last the whole run.
+
+    Raises:
+        UserError: exactly 1, which is one step by that rule, but may be meant as a fraction: the whole run.
+    """
+    if value == 1 and steps > 1:
+        raise UserError(
+            f"{name}: {value} may mean one step or the whole run; write {1 / steps:.3g} for one step of the "
+            f"run's {steps}, {steps} for all of them"
+        )
+    return length_in_steps(name, value, steps)

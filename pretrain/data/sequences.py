@@ -1,23 +1,26 @@
 """Cuts corpora into training sequences and validation windows.
 
 The order of training sequences depends only on (seed, sequence number, blend): not on batch size, ranks,
-workers, restarts or the length of the run.
+workers, restarts or the length of the run. It is computed per sequence: the blend by weight, in O(log
+corpora), the order within a corpus by a keyed permutation, in O(1) memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 
-from model.errors import UserError
-from pretrain.data.blend import BlendSplitter
+from model.errors import UserError, quote
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.permutation import Permutation
 from pretrain.data.same_tokenizer import tokenizer_difference
+from pretrain.utils.parsing import parse_fraction
 
 
 def _windows(stream: IndexedTokens, context_length: int, name: str) -> int:
@@ -185,3 +188,128 @@ class ValidationSequences:
         """
         sizes = self.corpus.tokenizer.token_bytes()
         return sum(int(sizes[self.batch(number, 1)[0, 1:]].sum()) for number in range(self.count))
+
+
+ROUNDS = 8
+_MASK64 = (1 << 64) - 1
+
+
+class Permutation:
+    """Pseudo-random permutation of range(size): a Feistel network with cycle walking, called with an index.
+
+    The network permutes the smallest power of two ≥ size; an image outside the range is permuted again until
+    it falls inside (at most 2 tries on average), which leaves a permutation of the range itself. The same key
+    and size give the same permutation on every machine. "Same seed, same data order" depends on it, so the
+    constants below must not change.
+    """
+
+    def __init__(self, size: int, key: str) -> None:
+        if size < 1:
+            raise ValueError(f"a permutation of {size} elements")
+        self.size = size
+        bits = max(2, (size - 1).bit_length())
+        self._low_bits = bits // 2
+        # Halves may differ by one bit; after an even number of rounds each is back in its place.
+        self._masks = ((1 << (bits - self._low_bits)) - 1, (1 << self._low_bits) - 1)
+        digest = hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest()
+        self._keys = [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(ROUNDS)]
+
+    def __call__(self, index: int) -> int:
+        """Image of *index*; raises IndexError outside range(size)."""
+        if not 0 <= index < self.size:
+            raise IndexError(f"{index} in a permutation of {self.size}")
+        low_bits, masks, size = self._low_bits, self._masks, self.size
+        value = index
+        while True:
+            left, right = value >> low_bits, value & masks[1]
+            for number, key in enumerate(self._keys):
+                # The finalizer of splitmix64 (Steele et al. 2014) as round function: every key bit reaches
+                # all bits.
+                mixed = (right + key) & _MASK64
+                mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+                mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK64
+                left, right = right, left ^ ((mixed ^ (mixed >> 31)) & masks[number & 1])
+            value = left << low_bits | right
+            if value < size:
+                return value
+
+
+# A number after the last colon, valid or not.
+_LIKE_A_WEIGHT = re.compile(r":\s*[+-]?[\d.][\d._/]*(e[+-]?\d+)?\s*$", re.IGNORECASE)
+_TOLERANCE = Fraction(1, 10**6)  # "0.333333" three times is meant as thirds
+
+
+def parse_blend(text: str) -> list[tuple[str, Fraction]]:
+    """Parse ``"a:0.7,b:0.3"`` (or ``"a:2/3,b:1/3"``, or one folder without a weight) into (folder, weight).
+
+    Raises UserError for an unreadable or non-positive weight, and weights that do not sum to 1.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UserError(
+            "data: no corpus given; valid: FOLDER or FOLDER:WEIGHT,FOLDER:WEIGHT,… with weights summing to 1"
+        )
+    if len(parts) == 1 and not _LIKE_A_WEIGHT.search(parts[0]):
+        return [(parts[0], Fraction(1))]
+    blend = []
+    for part in parts:
+        folder, colon, weight = part.rpartition(":")
+        if not colon or not folder:
+            raise UserError(
+                f"data: {part!r} has no weight; valid in a blend: FOLDER:WEIGHT, such as {part}:0.5"
+            )
+        blend.append((folder, _weight(weight, folder)))
+    total = sum((weight for _, weight in blend), Fraction(0))
+    if abs(total - 1) > _TOLERANCE:
+        share = ",".join(f"{folder}:{weight / total}" for folder, weight in blend)
+        raise UserError(f"data: the weights of {text!r} sum to {total}, not to 1; in the same ratio: {share}")
+    return blend
+
+
+def _weight(text: str, folder: str) -> Fraction:
+    weight = parse_fraction(text)
+    if weight is None or weight <= 0:
+        raise UserError(
+            f"data: {quote(text)} is not a weight for {folder!r}; valid: a positive number such as 0.3 or 1/3"
+        )
+    return weight
+
+
+class BlendSplitter:
+    """Assigns sequence n of the blend to (corpus, number within that corpus).
+
+    A balanced binary tree over the corpora: each node with integer weights a and b sends round(n·a / (a+b))
+    of its first n sequences left (Bresenham's line), the rest right. After any n sequences corpus i has
+    received n·w_i up to rounding (½ per level of the tree). The error never grows, and the result depends on
+    n alone.
+    """
+
+    def __init__(self, weights: Sequence[Fraction | int | float]) -> None:
+        # str() first: a float stands for the decimal that the user wrote, not for its binary neighbour.
+        fractions = [
+            Fraction(str(weight)) if isinstance(weight, float) else Fraction(weight) for weight in weights
+        ]
+        if not fractions or min(fractions) <= 0:
+            raise UserError(
+                f"data: blend weights {[str(w) for w in fractions]}; valid: one or more positive numbers"
+            )
+        scale = math.lcm(*(fraction.denominator for fraction in fractions))
+        integer_weights = [int(fraction * scale) for fraction in fractions]
+        divisor = math.gcd(*integer_weights)
+        self._prefix = [0]
+        for weight in integer_weights:
+            self._prefix.append(self._prefix[-1] + weight // divisor)
+
+    def __call__(self, number: int) -> tuple[int, int]:
+        """(index of the corpus, number of the sequence within it) for sequence *number* ≥ 0."""
+        prefix, low, high = self._prefix, 0, len(self._prefix) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            left_weight, node_weight = prefix[middle] - prefix[low], prefix[high] - prefix[low]
+            left_before = (number * left_weight + node_weight // 2) // node_weight
+            left_after = ((number + 1) * left_weight + node_weight // 2) // node_weight
+            if left_after > left_before:
+                number, high = left_before, middle
+            else:
+                number, low = number - left_before, middle
+        return low, number

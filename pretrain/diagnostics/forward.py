@@ -37,13 +37,15 @@ class ProbeResult:
     heads: list[Tensor]
     """By layer: fp64 [h_l, 4], the means of HEAD_MEASURES over the counted queries of all windows."""
     layers: Tensor
-    """fp64 [L, 3], LAYER_MEASURES. With X the stream that enters a layer, a what its attention adds and f
-    what its feed-forward network adds, ‖·‖² summed over all positions: attention_write ‖a‖²/‖X‖², ffn_write
-    ‖f‖²/‖X + a‖², path_energy (sum of ‖a‖² + ‖f‖² of the layers below)/‖X‖². The last is how we read
-    R_P/‖X‖²_F of arXiv 2605.10504, which does not define it: energy of the residual writes on the path into
-    the layer."""
+    """fp64 [L, 3], LAYER_MEASURES; those of a part that a layer lacks mean nothing. With X the stream that
+    enters a layer, a what its attention adds and f what its feed-forward network adds, ‖·‖² summed over all
+    positions: attention_write ‖a‖²/‖X‖², ffn_write ‖f‖²/‖X + a‖², path_energy (sum of ‖a‖² + ‖f‖² of the
+    layers below)/‖X‖². The last is how we read R_P/‖X‖²_F of arXiv 2605.10504, which does not define it:
+    energy of the residual writes on the path into the layer."""
     features: dict[int, Tensor]
     """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalize``."""
+    absent: frozenset[tuple[int, str]] = frozenset()
+    """Layers, and the measures of a part that they lack."""
 
     def row(self, before: Mapping[int, Tensor]) -> dict[str, Any]:
         """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and
@@ -56,9 +58,15 @@ class ProbeResult:
         figures: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
+                if not len(heads):
+                    continue
                 figures[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
         for measure, by_layer in zip(LAYER_MEASURES, self.layers.T.tolist(), strict=True):
-            figures |= {f"diagnostics/{measure}/layer_{layer}": value for layer, value in enumerate(by_layer)}
+            figures |= {
+                f"diagnostics/{measure}/layer_{layer}": value
+                for layer, value in enumerate(by_layer)
+                if (layer, measure) not in self.absent
+            }
         for index, measure in enumerate(HEAD_MEASURES):
             figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
         for layer, features in self.features.items():
@@ -147,12 +155,14 @@ class _Recorder:
             if not attention:
                 continue
             on_enter(block, partial(self._add_energy, layer, 0))
-            on_leave(block.attention.q, partial(self.seen.__setitem__, "q"))
-            on_leave(block.attention.k, partial(self.seen.__setitem__, "k"))
-            on_leave(block.attention, partial(self._add_energy, layer, 1))
-            hooks.callback(block.attention.register_forward_hook(partial(self._add_head_sums, layer)).remove)
-            on_enter(block.ffn_norm, partial(self._add_energy, layer, 2))
-            on_leave(block.ffn, partial(self._add_energy, layer, 3))
+            if attending := block.attention:
+                on_leave(attending.q, partial(self.seen.__setitem__, "q"))
+                on_leave(attending.k, partial(self.seen.__setitem__, "k"))
+                on_leave(attending, partial(self._add_energy, layer, 1))
+                hooks.callback(attending.register_forward_hook(partial(self._add_head_sums, layer)).remove)
+            if block.ffn is not None and block.ffn_norm is not None:
+                on_enter(block.ffn_norm, partial(self._add_energy, layer, 2))
+                on_leave(block.ffn, partial(self._add_energy, layer, 3))
 
     def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
         """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of
@@ -197,7 +207,10 @@ class _Recorder:
         on_enter, attention, middle, ffn = self.energies.cpu().unbind(1)
         path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
         layers = torch.stack([attention / on_enter, ffn / middle, path / on_enter], dim=1)
-        return ProbeResult(heads, layers, features)
+        config = self.probe.config
+        absent = {(layer, "attention_write") for layer, count in enumerate(config.heads) if not count}
+        absent |= {(layer, "ffn_write") for layer, width in enumerate(config.ffn_widths) if not width}
+        return ProbeResult(heads, layers, features, frozenset(absent))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import TrainingState
-from pretrain.config.lengths import step_of_run
+from pretrain.config.sections import step_of_run
 from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     OwnWeights,
@@ -151,7 +151,7 @@ class Diagnostics(Hook):
     # ---------------------------------------------------------------------- parts
 
     def _rank_weights(self, engine: Any) -> OwnWeights:
-        return OwnWeights(engine, projections(self.model.num_layers), self.specs)
+        return OwnWeights(engine, projections(self.model), self.specs)
 
     def _weights_at_release(self, rank_weights: OwnWeights, state: TrainingState) -> Pieces | None:
         """This rank's pieces of the weights at the release, once it is past; from the run's folder after a

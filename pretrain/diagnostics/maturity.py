@@ -28,8 +28,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.declared import NonNegativeInt, declared, from_dict, to_dict
 from pretrain.checkpoint.state import Record, TrainingState
-from pretrain.config.lengths import length_in_steps
-from pretrain.config.sections import MaturityConfig
+from pretrain.config.sections import MaturityConfig, length_in_steps
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session

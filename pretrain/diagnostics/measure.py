@@ -14,10 +14,10 @@ from torch import Tensor
 
 from model.errors import UserError, quote
 from pretrain.checkpoint.finder import checkpoint_steps
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.config.run_config import split_run_name
-from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
+from pretrain.data.sequences import parse_blend
 from pretrain.diagnostics.forward import ForwardProbe, lower_layers
 from pretrain.diagnostics.weights import (
     Update,
@@ -137,7 +137,7 @@ def _measure(
     del network
     row = result.row(before)
     checkpoint, state = source.checkpoint, source.state
-    names = projections(source.model.num_layers)
+    names = projections(source.model)
     references = {"initial": None, "release": _release_weights(source, names)}
     if state.from_seed and state.run:
         dtype = torch.bfloat16 if state.world and state.world.dtype == "bf16" else torch.float32

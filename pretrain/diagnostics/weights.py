@@ -30,9 +30,9 @@ Pieces = dict[str, list[Tensor]]
 """By parameter: this rank's pieces of it, flat."""
 
 
-def projections(num_layers: int) -> list[str]:
-    """Names of W_Q and W_K of every layer, the q's first."""
-    return [f"layers.{layer}.attention.{part}.weight" for part in "qk" for layer in range(num_layers)]
+def projections(model: ModelConfig) -> list[str]:
+    """Names of W_Q and W_K of every layer that has attention, the q's first."""
+    return [f"layers.{layer}.attention.{part}.weight" for part in "qk" for layer in model.attention_layers]
 
 
 def displacement(weight: Tensor, reference: Tensor) -> float:

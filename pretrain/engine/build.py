@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from model.config import ModelConfig
 from model.errors import UserError
@@ -26,12 +27,11 @@ from pretrain.engine.compiling import compile_network
 from pretrain.engine.deepspeed_logging import quiet_start, show_requested_logs
 from pretrain.engine.ds_config import is_offloaded
 from pretrain.engine.matrix_exchange import connect_muon
-from pretrain.engine.mpu import deepspeed_mpu
-from pretrain.engine.op_build_lock import lock_by_process
 from pretrain.engine.patches import (
     accept_optimizer,
     count_loaded_steps,
     forget_stage_3_modules,
+    lock_by_process,
     prepare_deepspeed,
 )
 from pretrain.optim.groups import build_optimizer, parameter_groups
@@ -182,3 +182,56 @@ def is_in_collective(error: BaseException) -> bool:
     """Whether *error* was raised inside torch.distributed: then a rank is gone, however the backend words
     it."""
     return any("torch/distributed/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+
+
+class ModelParallelUnit:
+    """A process grid with the methods that DeepSpeed calls on an ``mpu``.
+
+    It has no ``initialize_sequence_parallel`` on purpose: DeepSpeed takes an mpu that has it for Ulysses
+    sequence parallelism, and ignores its groups.
+    """
+
+    def __init__(self, grid: ProcessGrid) -> None:
+        self._grid = grid
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        """Index of this rank's part of every sharded parameter."""
+        return self._grid.tensor_rank
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        """The tensor-parallel degree t."""
+        return self._grid.tensor_parallel
+
+    def get_tensor_model_parallel_group(self) -> Any:
+        """The ranks that share one copy of the model."""
+        return self._grid.tensor_group
+
+    def get_tensor_model_parallel_src_rank(self) -> int:
+        """Global rank of the tensor group's first member."""
+        return dist.get_global_rank(self._grid.tensor_group, 0)
+
+    def get_data_parallel_rank(self) -> int:
+        """Index of the copy of the model that this rank is part of."""
+        return self._grid.data_rank
+
+    def get_data_parallel_world_size(self) -> int:
+        """Number of copies of the model."""
+        return self._grid.data_parallel
+
+    def get_data_parallel_group(self) -> Any:
+        """The ranks that hold the same part of the model."""
+        return self._grid.data_group
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        """Global ranks of the data-parallel group."""
+        return dist.get_process_group_ranks(self._grid.data_group)
+
+    # Without pipelines, model parallelism is tensor parallelism.
+    get_model_parallel_rank = get_tensor_model_parallel_rank
+    get_model_parallel_world_size = get_tensor_model_parallel_world_size
+    get_model_parallel_group = get_tensor_model_parallel_group
+
+
+def deepspeed_mpu(grid: ProcessGrid) -> ModelParallelUnit | None:
+    """Build the ``mpu`` argument of deepspeed.initialize; None at t = 1, where DeepSpeed needs none."""
+    return ModelParallelUnit(grid) if grid.tensor_parallel > 1 else None

@@ -21,8 +21,7 @@ from model.config import ModelConfig
 from model.parameters import ParameterSpec
 from pretrain.config.sections import MuonConfig
 from pretrain.engine.layout import EngineFlat, engine_flats, inner_optimizer, tensor_place
-from pretrain.optim.muon import is_muon
-from pretrain.optim.orthogonal import matrix_update
+from pretrain.optim.muon import is_muon, matrix_update
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Matrix:
     shard_dimension: int
     """The dimension that tensor parallelism cuts."""
     head: tuple[int, int] | None
-    """See pretrain.optim.orthogonal.matrix_update."""
+    """See pretrain.optim.muon.matrix_update."""
 
     @property
     def cost(self) -> int:
@@ -51,8 +50,11 @@ def describe_matrix(spec: ParameterSpec, model: ModelConfig, settings: MuonConfi
     role = spec.role
     assert len(spec.shape) == 2 and spec.shard_dimension is not None and role.layer is not None
     head = None
-    if settings.heads == "each" and role.part in ("q", "k", "v", "o"):
-        head = (1 if role.part == "o" else 0, model.layer_head_dim(role.layer))
+    if settings.heads != "whole" and role.part in ("q", "k", "v", "o", "gate"):
+        dimension, count = (1 if role.part == "o" else 0), 1 if settings.heads == "each" else settings.heads
+        width = count * model.layer_head_dim(role.layer)
+        if width < spec.shape[dimension] or settings.heads == "each":
+            head = (dimension, width)
     return Matrix((spec.shape[0], spec.shape[1]), spec.shard_dimension, head)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from model.errors import UserError, quote, suggest
 from pretrain.config.sections import EvaluationConfig
+from pretrain.utils.env_check import check_installed, make_missing_error
 from pretrain.utils.files import read_regular
-from pretrain.utils.optional_packages import check_installed, make_missing_error
 from pretrain.utils.parsing import MOST_BYTES, check_nesting
 
 # The six tasks of the Prism paper (arXiv 2606.27449).

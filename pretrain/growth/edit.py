@@ -19,9 +19,8 @@ from model.errors import UserError
 from model.initialization import initial_distribution
 from model.parameters import ParameterRole, parameter_specs
 from pretrain.checkpoint.index import MASTERS
-from pretrain.checkpoint.source import ParameterGroup
+from pretrain.checkpoint.sharded_files import ParameterGroup, UnshardedCheckpoint
 from pretrain.checkpoint.state import TrainingState, read_features
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.growth.measure import Candidate
 from pretrain.growth.record import NAME, Change, GrowthState
 

@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.errors import UserError
 from model.heads import format_heads
 from pretrain.checkpoint.state import Record, TrainingState
-from pretrain.config.lengths import length_in_steps
+from pretrain.config.sections import length_in_steps
 from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.edit import apply_changes, candidate
 from pretrain.growth.measure import gradient_norms, query_and_key_weights, second_moments

@@ -104,7 +104,7 @@ def _skip_lm_head(engine: Any) -> Iterator[None]:
 
 def query_and_key_weights(engine: Any, config: ModelConfig, world: World) -> dict[str, Tensor]:
     """The fp32 masters of W_Q and W_K [A, d] of all layers by name, on every rank's CPU. Collective."""
-    own = OwnWeights(engine, projections(config.num_layers), parameter_specs(config))
+    own = OwnWeights(engine, projections(config), parameter_specs(config))
     return dict(own.gather_full(world))
 
 
@@ -164,7 +164,7 @@ def _mask_examples(network: Transformer, batch: list[Tensor]) -> Tensor | None:
 
 
 def _attention(network: Transformer, layer: int) -> Attention:
-    return cast(Block, network.layers[layer]).attention
+    return cast(Attention, cast(Block, network.layers[layer]).attention)  # growth is for layers that have one
 
 
 def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head: Candidate) -> Tensor:

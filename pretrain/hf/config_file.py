@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import psutil
 from pydantic import Field, create_model
 
-from model.config import ModelConfig, Size, block
+from model.blocks import block
+from model.config import Count, ModelConfig, Size
 from model.declared import STRICT, NonNegativeFloat, from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import MOST_LAYERS
@@ -46,6 +47,7 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "positions": ("positions", None, None),
         "rope_base": ("rope_theta", "rope_theta", None),
         "rope_scaling": ("rotary_scaling", None, None),  # of a Llama or a Qwen3: in its rope_parameters
+        "attention_gate": ("attention_gate", None, None),
         "qk_norm": ("qk_norm", None, None),
         "attention_scale": ("attention_scale", None, "scale_attn_weights"),
         "attention_scale_base": ("attention_scale_base", None, None),
@@ -108,7 +110,9 @@ Settings = dict[str, tuple[Any, Any]]
 """Type and default by name; ... as the default: there is none."""
 
 
-LayerSetting = Literal["num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window"]
+LayerSetting = Literal[
+    "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "sliding_window"
+]
 _ATTENTION: Settings = {
     "num_hidden_layers": (Layers, ...),
     "num_attention_heads": (Size, ...),
@@ -121,12 +125,17 @@ _KINDS: Settings = {
 _OWN: dict[Format, Settings] = {
     "native": _ATTENTION
     | _KINDS
-    | {"per_layer_config": (dict[str, dict[LayerSetting, Size | None]] | None, None)},
-    "llama": _ATTENTION,
+    | {
+        "num_attention_heads": (Count, ...),  # 0: a layer without attention
+        **dict.fromkeys(("num_key_value_heads", "head_dim"), (Count | None, None)),
+        "per_layer_config": (dict[str, dict[LayerSetting, Count | None]] | None, None),
+    },
+    "llama": _ATTENTION | {"intermediate_size": (Size, ...)},
     # The defaults are those of transformers' class.
     "qwen3": _ATTENTION
     | _KINDS
     | {
+        "intermediate_size": (Size, ...),
         "num_key_value_heads": (Size | None, 32),
         "head_dim": (Size, 128),
         "use_sliding_window": (bool, False),
@@ -152,7 +161,7 @@ _COMMON: Settings = {
 # Of transformers' classes, for what older folders do not say; a native folder says everything.
 _LLAMAS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "rope_theta": 10000.0}
 _DEFAULTS: dict[Format, dict[str, Any]] = {
-    "native": {"rotary_scaling": None, "qk_norm": "none"}
+    "native": {"rotary_scaling": None, "qk_norm": "none", "attention_gate": "none"}
     | {"attention_scale_base": None, "final_logit_softcapping": None}
     | {"parametrization": "standard", "base_width": None},
     "llama": _LLAMAS | {"mlp_bias": False, "tie_word_embeddings": False, "initializer_range": 0.02},
@@ -265,18 +274,20 @@ def _build_model(given: Any, chosen: Format) -> ModelConfig:
         raise UserError(f"per_layer_config: {quote(min(beyond))} is not a layer; give 0 to {count - 1}")
 
     def schedule(name: str, default: int | None) -> list[Any]:
-        common = getattr(given, name, None) or default
-        return [own.get(str(layer), {}).get(name) or common for layer in range(count)]
+        common = default if (value := getattr(given, name, None)) is None else value
+        values = [own.get(str(layer), {}).get(name) for layer in range(count)]
+        return [common if value is None else value for value in values]
 
     windows = zip(schedule("sliding_window", None), kinds, strict=True)
     local = [window if kind == "sliding_attention" else None for window, kind in windows]
     schedules = {
         "heads": schedule("num_attention_heads", None),
         "kv_heads": schedule("num_key_value_heads", given.num_attention_heads),
-        "head_dim": schedule("head_dim", given.hidden_size // given.num_attention_heads),
+        "head_dim": schedule("head_dim", given.hidden_size // (given.num_attention_heads or 1)),
+        "ffn_width": schedule("intermediate_size", None),
         "local_window": local if any(local) else None,
     }
-    return _shorten_schedules(block("qwen3" if chosen == "qwen3" else "llama", **values, **schedules))
+    return _shorten_schedules(block("qwen3" if chosen == "qwen3" else "llama", **values | schedules))
 
 
 def _kinds_of_qwen3(given: Any) -> list[str]:
@@ -298,7 +309,7 @@ def _shorten_schedules(model: ModelConfig) -> ModelConfig:
     default: dict[str, None] = {}
     if model.kv_heads == model.heads:
         default["kv_heads"] = None
-    if all(model.attention_width(layer) == model.d_model for layer in range(model.num_layers)):
+    if all(model.attention_width(layer) == model.d_model for layer in model.attention_layers):
         default["head_dim"] = None
     return model.replace(**default)
 

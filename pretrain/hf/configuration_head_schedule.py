@@ -25,6 +25,7 @@ class HeadScheduleConfig(PreTrainedConfig):
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
         "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.g_proj": "colwise",
         "layers.*.self_attn.o_proj": "rowwise",
         "layers.*.mlp.gate_proj": "colwise",
         "layers.*.mlp.up_proj": "colwise",
@@ -63,6 +64,9 @@ class HeadScheduleConfig(PreTrainedConfig):
     """Llama 3.1's longer wavelengths: factor, low_freq_factor, high_freq_factor, original_context_length."""
     qk_norm: str = "none"
     """RMS norm of every query and key head, before the rotation: none, plain, or weighted."""
+    attention_gate: str = "none"
+    """Sigmoid gates on the output of attention before its projection, computed from what q reads: none, head
+    (one a head) or element."""
     attention_scale: str = "sqrt_head_dim"
     """Factor on the logits, with d_h the layer's own head dim and b attention_scale_base: sqrt_head_dim,
     1/sqrt(d_h); head_dim, sqrt(b)/d_h; constant, 1/sqrt(b); none, 1."""

@@ -16,13 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from model.config import BLOCKS, ModelConfig
+from model.blocks import BLOCKS
+from model.config import ModelConfig
 from model.declared import to_dict
 from model.errors import UserError
 from model.parameters import parameter_specs
 from pretrain.hf.config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
-from pretrain.hf.padding import choose_padding, pad_parameter
+from pretrain.hf.padding import choose_padding, pad_parameter, padded_model
 
 ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM"}
 ARCHITECTURES |= {"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
@@ -37,6 +38,8 @@ _PARTS: dict[str, tuple[str, str | None]] = {
     "layers.N.attention.v": ("model.layers.N.self_attn.v_proj", "transformer.h.N.attn.c_attn"),
     "layers.N.attention.q_norm": ("model.layers.N.self_attn.q_norm", None),
     "layers.N.attention.k_norm": ("model.layers.N.self_attn.k_norm", None),
+    "layers.N.attention.gate": ("model.layers.N.self_attn.g_proj", None),
+    "layers.N.attention.head_gate": ("model.layers.N.self_attn.g_proj", None),
     "layers.N.attention.o": ("model.layers.N.self_attn.o_proj", "transformer.h.N.attn.c_proj"),
     "layers.N.ffn_norm": ("model.layers.N.post_attention_layernorm", "transformer.h.N.ln_2"),
     "layers.N.ffn.gate": ("model.layers.N.mlp.gate_proj", None),
@@ -75,11 +78,11 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
     if len(windows) > (chosen == "qwen3"):
         problems.append(f"local_window ({'one window' if chosen == 'qwen3' else 'no window'})")
     # Norms of padded heads would be of other lengths.
-    if chosen == "qwen3" and len({model.layer_head_dim(layer) for layer in range(model.num_layers)}) > 1:
+    if chosen == "qwen3" and len({model.layer_head_dim(layer) for layer in model.attention_layers}) > 1:
         problems.append("head_dim (the same in every layer)")
     if chosen == "gpt2":
         if not is_uniform(model):
-            problems.append("heads (the same in every layer)")
+            problems.append("heads or ffn_width (the same in every layer)")
         elif model.layer_kv_heads(0) != model.heads[0]:
             problems.append("kv_heads (as many as heads)")
         elif model.attention_width(0) != model.d_model:
@@ -88,9 +91,13 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
 
 
 def is_uniform(model: ModelConfig) -> bool:
-    """Whether all layers have the same heads, key/value heads and head dim."""
+    """Whether all layers have the same heads, key/value heads, head dim and feed-forward width, none 0."""
     layers = range(model.num_layers)
-    return len({(model.heads[i], model.layer_kv_heads(i), model.layer_head_dim(i)) for i in layers}) == 1
+    shapes = {
+        (model.heads[i], model.layer_kv_heads(i), model.layer_head_dim(i), model.layer_ffn_width(i))
+        for i in layers
+    }
+    return len(shapes) == 1 and all(shapes.pop())
 
 
 def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Format:
@@ -106,7 +113,7 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
             )
         return wanted
     for plain in FORMATS[1:]:
-        divides = plain != "llama" or model.d_model % model.heads[0] == 0
+        divides = plain != "llama" or (model.heads[0] and model.d_model % model.heads[0] == 0)
         if is_uniform(model) and divides and not explain_unsupported(model, plain):
             return plain
     return "native"
@@ -164,11 +171,19 @@ def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, 
     Args:
         parameters: ours by name, without padded vocabulary rows.
     """
+    if chosen in LLAMA_LIKE:
+        like = next(iter(parameters.values()))
+        weights = {}
+        for name, shape in parameter_shapes(padded_model(model)).items():
+            if name in parameters:
+                value = pad_parameter(model, name, parameters[name])
+            else:  # of a part that the layer lacks
+                value = like.new_full(shape, float(name.endswith("_norm.weight")))
+            weights[folder_name(name, chosen)] = value
+        return weights
     weights = {}
     for name, sources in folder_tensors(model, chosen).items():
         parts = [parameters[source] for source in sources]
-        if chosen in LLAMA_LIKE:
-            parts = [pad_parameter(model, sources[0], parts[0])]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         weights[name] = tensor.t().contiguous() if is_transposed(name) else tensor
     return weights
@@ -220,13 +235,15 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             num_attention_heads=padding.heads,
             num_key_value_heads=padding.kv_heads,
             head_dim=padding.head_dim,
-            **settings,
+            **settings | {"intermediate_size": padding.ffn_width},
         )
     schedules: dict[str, list[Any]] = {
         "num_attention_heads": list(model.heads),
         "num_key_value_heads": [model.layer_kv_heads(layer) for layer in layers],
         "head_dim": [model.layer_head_dim(layer) for layer in layers],
+        "intermediate_size": list(model.ffn_widths),
     }
+    del settings["intermediate_size"]
     if any(windows):  # layers of full attention do not read theirs
         schedules["sliding_window"] = [window or usual for window in windows]
     if any(len(set(values)) > 1 for values in schedules.values()):

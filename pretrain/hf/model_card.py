@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.data.blend import parse_blend
+from pretrain.data.sequences import parse_blend
 from pretrain.run.saved import SavedRun
 
 # Oldest versions that exports were loaded and compared with, by model_type. The native code fails in 5.13;

@@ -67,7 +67,7 @@ class HeadScheduleRotaryEmbedding(nn.Module):
         super().__init__()
         self.theta = config.rope_theta
         self.scaling = config.rotary_scaling
-        self.head_dims = sorted({layer.head_dim for layer in config.per_layer_config})
+        self.head_dims = sorted({layer.head_dim for layer in config.per_layer_config} - {0})
         for head_dim in self.head_dims:
             self.register_buffer(f"frequencies_{head_dim}", self.frequencies(head_dim), persistent=False)
 
@@ -123,6 +123,10 @@ class HeadScheduleAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias != "none")
+        self.gated = config.attention_gate
+        if self.gated != "none":
+            gates = width if self.gated == "element" else layer.num_attention_heads
+            self.g_proj = nn.Linear(config.hidden_size, gates, bias=False)
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if config.qk_norm != "none":
@@ -172,16 +176,23 @@ class HeadScheduleAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        return self.o_proj(output.reshape(batch, length, -1).contiguous()), weights
+        output = output.reshape(batch, length, -1).contiguous()
+        if self.gated == "element":
+            output = output * self.g_proj(hidden_states).sigmoid()
+        elif self.gated == "head":
+            gates = self.g_proj(hidden_states).sigmoid()[..., None]
+            output = (output.unflatten(-1, (-1, self.head_dim)) * gates).flatten(-2)
+        return self.o_proj(output), weights
 
 
 class HeadScheduleMLP(nn.Module):
     """Gated (swiglu) or plain (mlp) feed-forward network."""
 
-    def __init__(self, config: HeadScheduleConfig) -> None:
+    def __init__(self, config: HeadScheduleConfig, layer_idx: int) -> None:
         super().__init__()
         self.gated = config.feed_forward == "swiglu"
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        inner = config.per_layer_config[layer_idx].intermediate_size
+        width, bias = config.hidden_size, config.mlp_bias
         if self.gated:
             self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
@@ -197,20 +208,33 @@ class HeadScheduleMLP(nn.Module):
 
 
 class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); without one of both in layers that lack it."""
 
     def __init__(self, config: HeadScheduleConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = HeadScheduleAttention(config, layer_idx)
-        self.mlp = HeadScheduleMLP(config)
-        self.input_layernorm = build_norm(config)
-        self.post_attention_layernorm = build_norm(config)
+        self.layer_idx = layer_idx
+        layer = config.per_layer_config[layer_idx]
+        self.self_attn: HeadScheduleAttention | None = None
+        self.mlp: HeadScheduleMLP | None = None
+        if layer.num_attention_heads:
+            self.self_attn = HeadScheduleAttention(config, layer_idx)
+            self.input_layernorm = build_norm(config)
+        if layer.intermediate_size:
+            self.mlp = HeadScheduleMLP(config, layer_idx)
+            self.post_attention_layernorm = build_norm(config)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """Hidden states [B, T, d] -> [B, T, d]; the other arguments go to the attention."""
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        hidden_states = hidden_states + attended
-        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        if self.self_attn is not None:
+            attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+            hidden_states = hidden_states + attended
+        elif (cache := kwargs.get("past_key_values")) is not None:
+            # Keys of no width: the cache counts its tokens in whatever layer it is asked about.
+            nothing = hidden_states.new_empty(*hidden_states.shape[:1], 1, hidden_states.shape[1], 0)
+            cache.update(nothing, nothing, self.layer_idx)
+        if self.mlp is not None:
+            hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states
 
 
 def create_masks(

@@ -12,8 +12,14 @@ from typing import Any
 
 from model.declared import from_dict
 from model.errors import UserError, quote
-from pretrain.utils.files import atomic_folder, file_entry, remove_leftovers, restore_folder, temporary_path
-from pretrain.utils.folders import refuse_other_kind
+from pretrain.utils.files import (
+    atomic_folder,
+    file_entry,
+    refuse_other_kind,
+    remove_leftovers,
+    restore_folder,
+    temporary_path,
+)
 from pretrain.utils.parsing import read_json
 
 WRITTEN = "export.json"

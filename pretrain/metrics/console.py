@@ -9,8 +9,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from pretrain.utils.format import human_number, human_seconds
-from pretrain.utils.progress import terminal_columns
+from pretrain.utils.format import human_number, human_seconds, terminal_columns
 
 BAR_FORMAT = "{percentage:3.0f}% |{bar}| {desc}"
 BAR_COLUMNS = 18

@@ -1,17 +1,21 @@
-"""Sends a session's figures to the console, metrics.jsonl, wandb and TensorBoard."""
+"""Sends a session's figures to the console, metrics.jsonl, wandb and TensorBoard: among them tokens per
+second without the time spent on anything but training, and what a rank's own work takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pretrain.metrics.console import Console
 from pretrain.metrics.file import FILE_NAME, MetricsFile, to_plain_value
-from pretrain.metrics.tensorboard import TensorBoardLogger
-from pretrain.metrics.throughput import Throughput
-from pretrain.metrics.tracking import CLOSE_SECONDS, WandbLogger
+from pretrain.metrics.tracking import CLOSE_SECONDS, TensorBoardLogger, WandbLogger
+from pretrain.runtime.world import World
 from pretrain.utils.stdio import note_errors
 
 
@@ -91,3 +95,124 @@ class Metrics:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # After an error the launcher soon kills the ranks; what wandb lacks then can be synced later.
         self.close(CLOSE_SECONDS if error is None else 5.0)
+
+
+class ForwardClock:
+    """The time of this rank's forward passes, by its device's clock.
+
+    The ranks wait for each other in every step, so that all of them take as long as the slowest. A forward
+    pass of a whole model (t = 1, ZeRO stage 1 or 2) waits for nobody.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._seconds, self._passes = 0.0, 0
+        self._events: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Count the block as a pass. On a GPU nothing is waited for."""
+        if not self._on_gpu:
+            began = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - began
+        else:
+            began_at, ended_at = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began_at.record()
+            yield
+            ended_at.record()
+            self._events.append((began_at, ended_at))
+        self._passes += 1
+
+    def read(self) -> float:
+        """Mean seconds of a pass since the last reading; NaN without one. Waits for the GPU's last pass."""
+        for began_at, ended_at in self._events:
+            ended_at.synchronize()
+            self._seconds += began_at.elapsed_time(ended_at) / 1000
+        passes, seconds = self._passes, self._seconds
+        self._seconds, self._passes, self._events = 0.0, 0, []
+        return seconds / passes if passes else float("nan")
+
+
+def rank_figures(clock: ForwardClock, world: World, rates: dict[str, float]) -> dict[str, float]:
+    """The figures ``ranks/…`` of the steps since the last call; none of a run of one rank. Collective.
+
+    Args:
+        rates: of all ranks, with tokens_per_second if it is known.
+    """
+    if world.size == 1:
+        return {}
+    seconds = world.gather(clock.read())
+    slowest = max(range(world.size), key=seconds.__getitem__)
+    figures = {
+        "ranks/forward_seconds": sum(seconds) / world.size,
+        "ranks/forward_seconds_slowest": seconds[slowest],
+        "ranks/slowest": slowest,
+    }
+    if "tokens_per_second" in rates:
+        figures["ranks/tokens_per_second"] = rates["tokens_per_second"] / world.size
+    return figures
+
+
+class Throughput:
+    """Tokens per second and MFU over the last steps, without the time spent in ``pause()``.
+
+    MFU = tokens/s × training FLOPs per token ÷ peak FLOP/s.
+
+    Args:
+        flops_per_token: training FLOPs per token.
+        peak_flops: peak of all devices together, in FLOP/s.
+        window: number of the latest counts that the figures are taken over.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        flops_per_token: float | None = None,
+        peak_flops: float | None = None,
+        window: int = 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.flops_per_token = flops_per_token
+        self.peak_flops = peak_flops
+        self.clock = clock
+        self._paused = 0.0
+        self._tokens = 0
+        self._began = clock()
+        # The state after each of the last steps: (training seconds, tokens).
+        self._steps: deque[tuple[float, int]] = deque(maxlen=window + 1)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training since construction, without the pauses."""
+        return self.clock() - self._began - self._paused
+
+    def add(self, tokens: int) -> None:
+        """Count *tokens* tokens (of all ranks) as done at this moment: those of a step, or of several read at
+        once."""
+        self._tokens += tokens
+        self._steps.append((self.seconds, self._tokens))
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Do not count the time spent inside."""
+        began = self.clock()
+        try:
+            yield
+        finally:
+            self._paused += self.clock() - began
+
+    def rates(self) -> dict[str, float]:
+        """Return ``tokens_per_second`` and ``mfu`` as far as they are known.
+
+        They start with the second step: the first one compiles and fills caches.
+        """
+        if len(self._steps) < 2:
+            return {}
+        (first_seconds, first_tokens), (seconds, tokens) = self._steps[0], self._steps[-1]
+        if seconds <= first_seconds:
+            return {}
+        rates = {"tokens_per_second": (tokens - first_tokens) / (seconds - first_seconds)}
+        if self.flops_per_token and self.peak_flops:
+            rates["mfu"] = rates["tokens_per_second"] * self.flops_per_token / self.peak_flops
+        return rates

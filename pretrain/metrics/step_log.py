@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.metrics.metrics import Metrics
-from pretrain.metrics.rank_times import ForwardClock, rank_figures
+from pretrain.metrics.metrics import ForwardClock, Metrics, rank_figures
 from pretrain.runtime.world import World
 
 LOSSES = ("train_loss", "z_loss")

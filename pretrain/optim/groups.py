@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from model.config import ModelConfig
-from model.parameters import ParameterRole, is_hidden, parameter_roles, parameter_specs
+from model.parameters import ParameterRole, is_hidden, parameter_roles, parameter_specs, takes_muon
 from model.transformer import Transformer
 from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules
 from pretrain.config.run_config import RunConfig
@@ -36,7 +36,7 @@ SUFFIXES = ("muon", "hidden", "decay", "no_decay")
 
 def group_suffix(role: ParameterRole, config: OptimizerConfig, model: ModelConfig) -> str:
     """The end of the name of a parameter's group, one of SUFFIXES."""
-    if is_hidden(role) and config.kind == "muon":
+    if takes_muon(role) and config.kind == "muon":
         return "muon"
     if is_hidden(role) and model.parametrization == "mup":
         return "hidden"

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 
 from model.errors import UserError
-from pretrain.config.lengths import length_in_steps, phase_in_steps
 from pretrain.config.lr_rules import LearningRateRule
-from pretrain.config.sections import ScheduleConfig
+from pretrain.config.sections import ScheduleConfig, length_in_steps, phase_in_steps
 
 
 class LearningRateSchedule:

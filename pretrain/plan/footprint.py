@@ -18,7 +18,7 @@ from model.documents import varlen_head_dim
 from model.lm_head_loss import token_products
 from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups
-from model.parameters import is_hidden, parameter_specs
+from model.parameters import is_hidden, parameter_specs, takes_muon
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 
 DeviceType = Literal["cpu", "cuda"]
@@ -38,8 +38,10 @@ class Parameter:
     elements: int
     decayed: bool
     """Which of the optimizer's groups it is in when embeddings are not decayed."""
+    muon: bool
+    """Whether Muon steps it, in a run with Muon."""
     hidden: bool
-    """Whether it is a matrix of the blocks, which Muon steps in a run with Muon."""
+    """Whether it is a matrix of the blocks."""
     by_width: bool
     """Whether the model has parametrization mup, whose hidden matrices have a rate of their own."""
 
@@ -55,7 +57,8 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Para
         ranks = 1 if spec.shard_dimension is None else tensor_parallel
         elements = math.prod(shape) // ranks
         decayed, by_width = spec.role.kind == "matrix", config.parametrization == "mup"
-        parameters.append(Parameter(name, elements, decayed, is_hidden(spec.role), by_width))
+        kinds = (decayed, takes_muon(spec.role), is_hidden(spec.role))
+        parameters.append(Parameter(name, elements, *kinds, by_width))
     return tuple(parameters)
 
 
@@ -108,7 +111,8 @@ class _Pass:
         Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and
         the norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t,
         and 4 bytes of log-sum-exp a head; q and k before qk_norm; gate, up, the activation and the product,
-        4 W s / t (plain: before and after the activation, 2 W s / t). Where heads are exchanged, the output
+        4 F s / t (plain: before and after the activation, 2 F s / t). A layer without attention or without a
+        feed-forward network has neither its norm nor its part. Where heads are exchanged, the output
         is kept once more after its way back (A s / t), and the query form holds keys and values of all r
         ranks. On a GPU keys and values are as wide as queries where flash does not run. A windowed layer
         keeps its mask, T² s, once; with a document mask layers share theirs.
@@ -117,21 +121,26 @@ class _Pass:
         q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
         form, ranks = self.form(layer)
         window = config.layer_window(layer)
-        windowed = window is not None and window < config.context_length
+        windowed = q > 0 and window is not None and window < config.context_length
         flash = flash_supports(self.element, config.layer_head_dim(layer))
         packed = mask and self.takes_offsets(layer)
         if self.device == "cuda" and not packed and (windowed or mask or not flash):
             kv = q  # only flash takes grouped queries, and without a mask
         held = kv * (ranks if form == "query" else 1)  # of keys, and as many of values
         attention = 2 * q + 2 * held + (q if form != "none" else 0)
-        hidden = (4 if config.ffn == "swiglu" else 2) * config.ffn_width // t
+        width = config.layer_ffn_width(layer)
+        hidden = (4 if config.ffn == "swiglu" else 2) * width // t
+        if config.attention_gate == "element":  # the gates, and the product
+            attention += 2 * q
+        elif config.attention_gate == "head":  # the gates, of each head and of each column, and the product
+            attention += 2 * q + config.heads[layer]
         normed = 0
         if config.qk_norm != "none":  # what goes into the norms of q and k, as in norm()
             normed = (q + held) * (2 * FP32_BYTES if self.device == "cpu" else self.element)
         total = self.tokens * (
             self.element * (attention + hidden) + normed + FP32_BYTES * config.heads[layer] // t
         )
-        total += 2 * self.norm() + 2 * self.gathered()
+        total += ((q > 0) + (width > 0)) * (self.norm() + self.gathered())
         return total + (config.context_length**2 * self.element if windowed and not mask else 0)
 
     def form(self, layer: int) -> tuple[str, int]:
@@ -157,14 +166,14 @@ class _Pass:
         Per token a position, 8 bytes, and its row of the rotary tables. For each attention window a mask, B
         T² s, unless all its layers take the documents' offsets.
         """
-        T, layers = self.config.context_length, range(self.config.num_layers)
+        T, layers = self.config.context_length, self.config.attention_layers
         masks = {min(self.config.layer_window(i) or T, T) for i in layers if not self.takes_offsets(i)}
         return self.tokens * (8 + self.tables() + len(masks) * T * self.element)
 
 
 def _fused_columns(config: ModelConfig, layer: int) -> int:
     """Columns of the products of q, k and v and of gate and up, on all ranks."""
-    gated = 2 * config.ffn_width if config.ffn == "swiglu" else 0
+    gated = 2 * config.layer_ffn_width(layer) if config.ffn == "swiglu" else 0
     return config.attention_width(layer) + 2 * config.kv_width(layer) + gated
 
 
@@ -218,7 +227,7 @@ def activations(
     hidden = tokens // passed.parts * d * s
     # In the feed-forward network: the gradients of the product and of both factors (plain: before and after
     # the activation), less the product that is free by then; and the gradient that comes in.
-    work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * config.ffn_width // t
+    work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * max(config.ffn_widths) // t
     fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
         # The logits of a product, beside them a chunk's softmax, or what is added to the LM head's gradient.

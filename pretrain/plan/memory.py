@@ -79,14 +79,14 @@ def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_par
 
 def muon_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Elements of the matrices that Muon steps, on one tensor rank."""
-    return sum(p.elements for p in parameters if p.hidden) if settings.muon else 0
+    return sum(p.elements for p in parameters if p.muon) if settings.muon else 0
 
 
 def largest_group(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Elements of the largest group of the optimizer, without rules."""
-    groups: dict[tuple[bool, bool], int] = {}
+    groups: dict[tuple[bool, bool, bool], int] = {}
     for p in parameters:
-        key = (p.decayed, p.hidden and (settings.muon or p.by_width))
+        key = (p.decayed, settings.muon and p.muon, p.hidden and p.by_width)
         groups[key] = groups.get(key, 0) + p.elements
     return max(groups.values())
 
@@ -104,7 +104,7 @@ def _muon_bytes(
         return 0
     elements = -(-muon_elements(parameters, settings) // data_parallel)
     copies = 1 if data_parallel * tensor_parallel == 1 else 2
-    largest = tensor_parallel * max(p.elements for p in parameters if p.hidden)
+    largest = tensor_parallel * max(p.elements for p in parameters if p.muon)
     compute = FP32_BYTES if device == "cpu" else 2
     return copies * FP32_BYTES * elements + largest * (3 * FP32_BYTES + 3 * compute)
 

@@ -101,9 +101,9 @@ def _check_states_fit(
     if needed > memory:
         raise UserError(
             f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} "
-            f"layers, ffn_width {model.ffn_width}) need {needed / 2**30:,.1f} GiB a rank for weights and "
-            f"optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller model, or more "
-            "machines and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
+            f"layers, FFN width {max(model.ffn_widths)}) need {needed / 2**30:,.1f} GiB a rank for "
+            f"weights and optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller "
+            "model, or more machines and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
         )
 
 

@@ -29,7 +29,8 @@ def describe(plan: RunPlan, ds_config: str) -> str:
     lines = [
         f"recipe   {run.recipe}",
         f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
-        f"heads {format_heads(model.heads)}, d_model {model.d_model}, context {model.context_length}, "
+        f"heads {format_heads(model.heads)}, FFN width {format_heads(model.ffn_widths)}, d_model "
+        f"{model.d_model}, context {model.context_length}, "
         f"vocabulary {model.vocab_size:,}",
         f"world    {machine.ranks} ranks = {machine.nodes} x {machine.gpus_per_node} GPUs ({gpu}); "
         f"{run.tensor_parallel} tensor-parallel x {batch.data_parallel} data-parallel",

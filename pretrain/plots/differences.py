@@ -9,8 +9,8 @@ from pathlib import Path
 from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.state import TrainingState, read_state
-from pretrain.data.blend import parse_blend
 from pretrain.data.same_tokenizer import tokenizer_difference
+from pretrain.data.sequences import parse_blend
 from pretrain.data.tokenizer import load_tokenizer
 from pretrain.utils.format import describe_several
 

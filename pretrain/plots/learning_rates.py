@@ -9,8 +9,8 @@ from pathlib import Path
 from model.parameters import parameter_specs
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import Group, GroupRates, run_groups
+from pretrain.utils.format import align_columns
 from pretrain.utils.plotting import save_figure
-from pretrain.utils.tables import align_columns
 
 
 def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:

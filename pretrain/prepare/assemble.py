@@ -22,11 +22,10 @@ from pretrain.data.indexed import IndexedWriter, bin_path, idx_path, token_dtype
 from pretrain.data.meta import FileEntry, Lengths, SplitEntry
 from pretrain.prepare.parts import Part
 from pretrain.prepare.sources.text_source import describe_no_documents
-from pretrain.prepare.split import Split
+from pretrain.prepare.split import VALIDATION_FRACTION, Split
 from pretrain.utils.files import file_entry
 
 SPLITS = ("training", "validation")
-VALIDATION_FRACTION = 0.05
 _PARTITION = 1 << 22  # digests compared at a time, about 150 MB
 
 

@@ -25,13 +25,12 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.data.indexed import token_dtype
-from pretrain.data.meta import FORMAT_VERSION, META_FILE, CorpusMeta, TokenizerEntry
+from pretrain.data.meta import FORMAT_VERSION, CorpusMeta, TokenizerEntry
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
-from pretrain.prepare.assemble import DEFAULT_SELECTION, VALIDATION_FRACTION, Selection, assemble
+from pretrain.prepare.assemble import DEFAULT_SELECTION, Selection, assemble
 from pretrain.prepare.parts import PART_BYTES, Job, Part, find_finished_parts, is_complete, unit_key
 from pretrain.prepare.progress import Report, report_nothing
 from pretrain.prepare.round_trip import check_round_trip
-from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from pretrain.prepare.sources.text_source import Document, TextSource, Unit
 from pretrain.prepare.tokenizing import Tokenizing
 from pretrain.prepare.train_tokenizer import most_bytes_read, train_tokenizer_on, training_request
@@ -39,11 +38,11 @@ from pretrain.utils.files import (
     atomic_folder,
     copy_folder,
     open_lock,
+    refuse_other_kind,
     remove_leftovers,
     temporary_path,
     wait_for_lock,
 )
-from pretrain.utils.folders import refuse_other_kind
 
 VOCABULARIES = range(260, 1_000_001)
 """Entries that a trained tokenizer may have: 256 bytes, two special tokens and some text at least."""
@@ -236,25 +235,6 @@ def make_corpus(
 ) -> Path:
     """Write the corpus folder *out* in this process, and return it; see Preparation."""
     return Preparation(source, Path(out), tokenizer, selection, report).make()
-
-
-def prepare_builtin(
-    data_root: str | os.PathLike[str] = "data",
-    vocab_size: int = 4096,
-    report: Report = report_nothing,
-) -> Path:
-    """The built-in corpus, Python's standard library with a tokenizer trained on it, prepared once per
-    content and settings: ``DATA_ROOT/builtin-HASH``.
-
-    HASH covers the texts, the tokenizer's settings, the split and the format, so another Python version gets
-    another folder. When the folder is there this takes the time of hashing 12 MB.
-    """
-    source = BuiltinCorpus()
-    settings = f"{FORMAT_VERSION} {source.fingerprint()} {training_request(vocab_size)} {VALIDATION_FRACTION}"
-    folder = Path(data_root) / f"builtin-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
-    if (folder / META_FILE).is_file():  # written before the folder got its name
-        return folder
-    return make_corpus(source, folder, vocab_size, report=report)
 
 
 # ---------------------------------------------------------------------- the folder

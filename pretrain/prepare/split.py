@@ -9,6 +9,9 @@ import numpy as np
 
 from model.errors import UserError
 
+VALIDATION_FRACTION = 0.05
+"""Of documents, held out unless another share is asked for."""
+
 
 def digest_to_number(digest: bytes) -> int:
     """What decides the side of a document: the first 8 bytes of its digest, big-endian."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.cuda._memory_viz import trace_plot
 from torch.profiler import ProfilerActivity, profile
 
 from pretrain.checkpoint.state import TrainingState
@@ -68,8 +69,8 @@ class Profiler(Hook):
         (self.folder / f"operations-rank{self.rank}.txt").write_text(table + "\n", encoding="utf-8")
         lines = [log_line("profile", f"{trace}: open it at https://ui.perfetto.dev, or in chrome://tracing")]
         if self.cuda:
-            snapshot = self.folder / f"memory-rank{self.rank}.pickle"
-            torch.cuda.memory._dump_snapshot(str(snapshot))
+            page = self.folder / f"memory-rank{self.rank}.html"
+            page.write_text(trace_plot(torch.cuda.memory._snapshot()), encoding="utf-8")
             torch.cuda.memory._record_memory_history(enabled=None)
-            lines.append(log_line("profile", f"{snapshot}: open it at https://pytorch.org/memory_viz"))
+            lines.append(log_line("profile", f"{page}: open it in a browser, which loads PyTorch's viewer"))
         return HookResult(lines=lines)

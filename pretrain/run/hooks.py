@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -84,6 +85,30 @@ class Hook:
     def summarize(self, session: Session) -> list[str]:
         """Lines about the results of this session, after its last step. On rank 0; not collective."""
         return []
+
+    def begin(self, report: Callable[[str], object]) -> None:
+        """Training begins. *report* gives a line to the console and the log, from any thread. Not
+        collective."""
+
+    def checkpoint_saved(self, folder: Path) -> None:
+        """A checkpoint is whole and in its place. Not collective."""
+
+    def may_prune(self, folder: Path) -> bool:
+        """Whether a checkpoint that the settings do not keep may be deleted now; asked on rank 0, from a
+        thread, and asked again when the next checkpoint is saved."""
+        return True
+
+    def end(self, asked_to_stop: Callable[[], bool]) -> list[str]:
+        """Training has ended, and its last checkpoint is saved. Lines for the console. Not collective.
+
+        Args:
+            asked_to_stop: whether the session should end soon; to be asked again and again by a hook that
+                waits for something.
+        """
+        return []
+
+    def close(self) -> None:
+        """End what the hook has started, such as threads; also after an error. Not collective."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what ``state`` returned; *tensors* also holds those of other hooks."""

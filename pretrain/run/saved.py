@@ -16,12 +16,11 @@ from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import Hold, checkpoint_path, require_steps
 from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.state import TrainingState
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
-from pretrain.data.blend import parse_blend
 from pretrain.data.corpus import Corpus
 from pretrain.data.same_tokenizer import tokenizer_difference
-from pretrain.data.sequences import ValidationSequences
+from pretrain.data.sequences import ValidationSequences, parse_blend
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.metrics.file import read_metrics
 from pretrain.prepare.sources.plain_files import BuiltinCorpus

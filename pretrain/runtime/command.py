@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 
 from model.errors import UserError, quote
 from pretrain.runtime.environment import environment_rank
-from pretrain.utils.cache_folders import keep_compiled_code_private
-from pretrain.utils.env_check import set_aside_compile_cache
-from pretrain.utils.optional_packages import explain_missing
+from pretrain.utils.env_check import explain_missing, keep_compiled_code_private, set_aside_compile_cache
 from pretrain.utils.stdio import print_any_text
 
 BAD_INPUT = 2

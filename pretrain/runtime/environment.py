@@ -1,7 +1,11 @@
-"""Reads and checks the launcher's environment variables, before heavy imports.
+"""What started this process: the launcher's variables, checked before heavy imports, its processes, and the
+command that continues the run.
 
 torchrun, deepspeed and slurm/task.sh set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. A wrong
 value would otherwise show minutes later, when the ranks do not find each other, or as a library's traceback.
+
+``kill`` of a launcher does not always reach its ranks: ``deepspeed`` on one node forwards no signals, and
+kill -9 never reaches child processes. So they look whether it still runs.
 """
 
 from __future__ import annotations
@@ -9,14 +13,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
+import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import psutil
 
 from model.errors import UserError, quote
-from pretrain.runtime.launchers import is_launcher
 from pretrain.utils.env_check import check_variables
 
 THREADS_PER_CORE = 4
@@ -153,3 +161,107 @@ def _check_port(port: int) -> None:
                 f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port N, "
                 "or torchrun --master_port N"
             ) from None
+
+
+_COMMANDS = ("deepspeed", "torchrun", "pretrain-study")
+_MODULES = ("torch.distributed.run", "pretrain.study")
+
+
+def find_launchers() -> list[psutil.Process]:
+    """The launchers among this process's ancestors.
+
+    Empty for a program started by hand or by a batch system's task: users who start it with nohup or
+    setsid want it to outlive the shell.
+    """
+    found = []
+    with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is another user's
+        for parent in psutil.Process().parents():
+            if is_launcher(parent.cmdline()):
+                found.append(parent)
+    return found
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Whether a command line is that of a launcher of ranks: a script of that name, or its module."""
+    names = [Path(part).name for part in command[:2]]
+    module = next((module for flag, module in pairwise(command) if flag == "-m"), "")
+    study = ("head-schedules", "study") in pairwise(Path(part).name for part in command[:3])
+    named = any(name in _COMMANDS for name in names)
+    return study or named or module in _MODULES or module.startswith("deepspeed.")
+
+
+def find_ended(known: Sequence[psutil.Process]) -> int | None:
+    """The first of *known* (see find_launchers) that has ended; None while all still run."""
+    for process in known:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                continue
+        return process.pid
+    return None
+
+
+def report_progress() -> None:
+    """Tell slurm/launch.sh that a new step is saved: it counts the starts that save none, and limits them."""
+    if file := os.environ.get("FAILURES_FILE"):
+        with contextlib.suppress(OSError):  # the next checkpoint reports it again
+            Path(file).unlink(missing_ok=True)
+
+
+def continue_command(arguments: list[str], steps: int) -> str | None:
+    """The command that continues the run to *steps*, quoted for a shell: the one that started this session,
+    with other steps.
+
+    Args:
+        arguments: of this session, without the program's name.
+
+    Returns:
+        None in a job whose script does not take these arguments, as that of a study.
+    """
+    command = _command([argument for argument in arguments if not argument.startswith("--local_rank")])
+    if not command:
+        return None
+    command = [argument for argument in command if not argument.startswith("--steps=")]
+    while "--steps" in command:
+        at = command.index("--steps")
+        del command[at : at + 2]
+    return shlex.join([*command, "--steps", str(steps)])
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """What started this session with *arguments*: the sbatch line of a job, else the launcher as it was
+    typed, or, where that runs on another machine, what the environment shows of it."""
+    if (submitted := os.environ.get("SUBMIT_LINE")) is not None:  # by slurm/launch.sh
+        return shlex.split(submitted)
+    for launcher in reversed(find_launchers()):  # the outermost first
+        with contextlib.suppress(psutil.Error):  # it has ended
+            command = launcher.cmdline()
+            # On other machines deepspeed starts this module of its own.
+            own = any(part.endswith(".launcher.launch") for part in command)
+            if command[-len(arguments) :] == arguments and not own:
+                return _to_typed_command(command)
+    return [*_launcher_of_environment(), *arguments]
+
+
+def _to_typed_command(command: list[str]) -> list[str]:
+    """A process's command line with the program's name alone, and without the interpreter of a script that
+    the shell finds."""
+    script = len(command) > 1 and shutil.which(Path(command[1]).name) is not None
+    program, *rest = command[script:]
+    return [Path(program).name, *rest]
+
+
+def _launcher_of_environment() -> list[str]:
+    launch = read_environment()
+    here, nodes = str(launch.local_size), launch.size // launch.local_size
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        several = ["--nnodes", str(nodes)] if nodes > 1 else []
+        return ["torchrun", *several, "--nproc_per_node", here, "-m", "pretrain.main"]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    first = [str(number) for number in range(launch.local_size)]
+    number = ["--num_accelerators", here] if launch.local_size > 1 or nodes > 1 else []
+    if nodes > 1:
+        number = ["--hostfile", "hostfile", "--num_nodes", str(nodes), *number]
+    elif "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
+        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number.
+        number = ["--include", f"localhost:{','.join(devices)}"]
+    return ["deepspeed", *number, "--module", "pretrain.main"]

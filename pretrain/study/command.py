@@ -21,10 +21,9 @@ from pretrain.study.results import check_settings, failed_mark, load_results, lo
 from pretrain.study.running.run import RunOptions, list_untried, run_study
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
-from pretrain.utils.folders import refuse_other_kind
-from pretrain.utils.format import print_lines
+from pretrain.utils.files import refuse_other_kind
+from pretrain.utils.format import align_columns, print_lines
 from pretrain.utils.parsing import parse_yaml
-from pretrain.utils.tables import align_columns
 
 SETTING = "settings."
 """Begins the flags that replace settings of a study."""

@@ -1,4 +1,5 @@
-"""Writes files and folders atomically: a crash leaves the old one or the new one. Also hashes files.
+"""Writes files and folders atomically: a crash leaves the old one or the new one. Also hashes files, and
+recognizes the folders that commands make, so that none is filled as one of another kind.
 
 Unfinished ones lie beside their final place under a hidden name: ``.NAME.HOST-PID``, which no other process
 uses, or ``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in place has
@@ -22,6 +23,8 @@ from typing import IO, Annotated, Any
 import psutil
 import xxhash
 from pydantic import AfterValidator
+
+from model.errors import UserError
 
 CHUNK_BYTES = 1 << 22
 
@@ -338,3 +341,42 @@ def _put_new_folder(partial: Path, target: Path) -> None:
             raise FileExistsError(errno.EEXIST, "is there already", os.fspath(target)) from error
         raise
     sync(target.parent)
+
+
+KINDS = {
+    "run": ("a run", ("checkpoints", "decisions.json")),
+    "study": ("a study", ("study.yaml",)),
+    "corpus": ("a corpus", ("meta.json",)),
+    "model": (
+        "a Hugging Face model or tokenizer",
+        ("config.json", "tokenizer_config.json", "tokenizer.json"),
+    ),
+}
+"""What each kind is called, and the files and folders of which one is in such a folder alone."""
+
+
+def detect_kinds(folder: Path) -> set[str]:
+    """The keys of KINDS whose files are in *folder*; none of an empty or unknown folder, or where there is
+    none."""
+    return {kind for kind, (_, names) in KINDS.items() if any((folder / name).exists() for name in names)}
+
+
+def refuse_other_kind(folder: Path, kind: str, option: str) -> None:
+    """Refuse a folder to write that is of another kind than *kind*.
+
+    Args:
+        option: the command's option that gives another folder, for the message.
+
+    Raises:
+        UserError: it names the folder's kind.
+    """
+    try:
+        found = detect_kinds(folder)
+    except OSError:  # reported where it is written
+        return
+    if found and kind not in found:
+        what = " and ".join(KINDS[each][0] for each in KINDS if each in found)
+        raise UserError(
+            f"{option}: {str(folder)!r} is the folder of {what}, not of {KINDS[kind][0]}; give another "
+            f"--{option}"
+        )

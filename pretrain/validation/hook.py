@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain.checkpoint.state import TrainingState
 from pretrain.run.hooks import HookResult, IntervalHook
 from pretrain.utils.format import log_line
-from pretrain.validation.baselines import compare_baselines
-from pretrain.validation.loss import Validation, ValidationResult
+from pretrain.validation.loss import Validation, ValidationResult, compare_baselines
 
 if TYPE_CHECKING:
     from pretrain.run.session import Session

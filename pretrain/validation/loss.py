@@ -1,8 +1,10 @@
-"""Computes the loss on a fixed set of held-out windows, shared among the ranks."""
+"""Computes the loss on a fixed set of held-out windows, shared among the ranks; and what needs no model
+there: guessing by token frequency, and zlib."""
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pretrain.data.corpus import Corpus
 from pretrain.data.held_out import HeldOutBatches
 from pretrain.data.sequences import pack_documents
+from pretrain.run.data import RunData
 from pretrain.runtime.world import World
 
 
@@ -72,3 +76,77 @@ class Validation:
             return []
         starts = [self.document_starts[row] for row in rows]
         return [torch.from_numpy(pack_documents(starts, self.batches.length))]
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Baselines in bits per UTF-8 byte, over the labels of a set of windows."""
+
+    token_frequency: float
+    """Every token guessed by its share among the training tokens."""
+    zlib: float
+    """``zlib -9`` over the windows' text, one after the other."""
+    counted: int
+    """Training tokens that the frequencies come from."""
+    total: int
+    """Training tokens of all corpora."""
+
+    def __str__(self) -> str:
+        text = f"guessing by token frequency {self.token_frequency:.4f}, zlib -9 {self.zlib:.4f}"
+        if self.counted < self.total:
+            text += f" (frequencies of {self.counted:,} of {self.total:,} training tokens, evenly spread)"
+        return text
+
+
+def compare_baselines(data: RunData, context_length: int, count: int) -> Baselines:
+    """Compute the baselines of a run's validation windows: *count* windows of *context_length* labels.
+
+    Reads the training split, or a part of it where it is long (token_shares); so call it on one rank, and let
+    no other wait for it in a collective.
+    """
+    windows = data.validation_windows(context_length, count)
+    label_bytes = data.validation_bytes(context_length, count)
+    total = sum(weight for _, weight in data.corpora)
+    found = [(token_shares(corpus), weight) for corpus, weight in data.corpora]
+    shares = sum(float(weight / total) * corpus_shares.shares for corpus_shares, weight in found)
+    labels = windows[:, 1:].astype(np.int64)
+    nats = -np.log(shares)[labels].sum()
+    text = b"".join(data.tokenizer.decode(row).encode() for row in labels.tolist())
+    packed = len(zlib.compress(text, level=9))
+    return Baselines(
+        token_frequency=float(nats) / math.log(2) / label_bytes,
+        zlib=8 * packed / label_bytes,
+        counted=sum(corpus_shares.counted for corpus_shares, _ in found),
+        total=sum(corpus_shares.total for corpus_shares, _ in found),
+    )
+
+
+COUNTED_TOKENS = 1 << 28
+"""Tokens that are counted at most: a second, where all of 100B would take minutes."""
+
+
+@dataclass(frozen=True)
+class TokenShares:
+    """Share of each token among the training tokens of a corpus."""
+
+    shares: np.ndarray
+    """float64 [V], with one added to every count: a token that never occurs in training has a share, too, and
+    predicting by these shares has a finite loss."""
+    counted: int
+    """Tokens that were counted."""
+    total: int
+    """Tokens of the training split."""
+
+
+def token_shares(corpus: Corpus, most: int = COUNTED_TOKENS) -> TokenShares:
+    """Shares of the tokens in the training split.
+
+    Args:
+        most: of a longer split, chunks spread evenly over it are counted, about this many tokens.
+
+    Raises:
+        UserError: the split has ids that the tokenizer does not have.
+    """
+    counts = corpus.training.counts(corpus.tokenizer.vocab_size, most)
+    smoothed = counts + 1
+    return TokenShares(smoothed / smoothed.sum(), int(counts.sum()), corpus.training.num_tokens)

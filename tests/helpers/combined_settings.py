@@ -19,7 +19,7 @@ SLOW = "--lr_rules '[{name: slow, parameters: [q, k], layers: upper_half, scale:
 # Level -> flags, of each setting. The first level goes with everything; what takes long comes last.
 SETTINGS: dict[str, dict[str, str]] = {
     "optimizer": {"muon": "--optimizer.kind muon", "adamw": "--optimizer.kind adamw"},
-    "muon.heads": {"whole": "", "each": "--muon.heads each"},
+    "muon.heads": {"whole": "", "each": "--muon.heads each", "2": "--muon.heads 2"},
     "growth": {
         "none": "",
         "schedule": """--growth.criterion schedule --growth.schedule '{4: "1,3"}'""",
@@ -35,6 +35,12 @@ SETTINGS: dict[str, dict[str, str]] = {
     "z_loss": {"0": "", "0.01": "--architecture.z_loss 0.01"},
     "kv_heads": {"heads": "", "grouped": "--architecture.kv_heads 1,2"},
     "head_dim": {"d/h": "", "own": "--architecture.head_dim 8,16"},
+    "ffn_width": {
+        "uniform": "",
+        "tapered": "--architecture.ffn_width 'tapered(96, multiple=16)'",
+        "one layer": "--architecture.ffn_width 0,128",
+    },
+    "attention_gate": {name: f"--architecture.attention_gate {name}" for name in ("none", "head", "element")},
     "local_window": {"none": "", "one layer": "--architecture.local_window '[null, 9]'"},
     "document_mask": {"false": "", "true": "--document_mask true"},
     "classification": {"false": "", "true": "--task classification"},
@@ -79,6 +85,15 @@ SETTINGS: dict[str, dict[str, str]] = {
 # What the program rejects, with the message that it gives (a regular expression).
 INFEASIBLE: list[tuple[Configuration, str]] = [
     ({"optimizer": "adamw", "muon.heads": "each"}, "^muon: given with optimizer.kind: adamw"),
+    ({"optimizer": "adamw", "muon.heads": "2"}, "^muon: given with optimizer.kind: adamw"),
+    *(
+        (
+            {"growth": growth, "attention_gate": gate},
+            f"^growth.criterion: {growth} adds and prunes heads",
+        )
+        for growth in ("schedule", "gradient")
+        for gate in ("head", "element")
+    ),
     ({"growth": "schedule", "kv_heads": "grouped"}, "^growth.criterion: schedule is not for grouped queries"),
     ({"growth": "gradient", "kv_heads": "grouped"}, "^growth.criterion: gradient is not for grouped queries"),
     ({"growth": "gradient", "activation_checkpointing": "true"}, "^growth.criterion: gradient needs activa"),

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.initialization import initialize
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
@@ -51,6 +52,13 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
     "plain_norm": block(
         "llama", **LLAMA, heads=(2, 3), qk_norm="plain", attention_scale="constant", attention_scale_base=16
+    ),
+    "head_gate": block("llama", **LLAMA, heads=(2, 3, 4), kv_heads=(1, 3, 2), attention_gate="head"),
+    "element_gate": block("gpt2", **PLAIN, heads=(2, 0, 3), attention_gate="element"),
+    "tapered": block("llama", **SIZES, ffn_width=(192, 128, 64), heads=(2, 3, 4)),
+    "absent": block("llama", **SIZES, ffn_width=(96, 0, 128, 64), heads=(0, 3, 4, 0), kv_heads=(0, 1, 4, 0)),
+    "absent_gpt2": block(
+        "gpt2", **SIZES, ffn_width=(0, 192, 64), heads=(2, 0, 3), local_window=(9, None, None)
     ),
     "no_bias": block("gpt2", **PLAIN, heads=(2, 3), norm_bias=False, attention_bias="none", ffn_bias=False),
 }

@@ -10,8 +10,8 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch import Tensor
 
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.store import CheckpointStore
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.ds_config_check import read_ds_config
 from tests.helpers.distributed import run_distributed

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from model.config import BLOCKS, ModelConfig, block
+from model.blocks import BLOCKS, block
+from model.config import ModelConfig
 from model.errors import UserError
 
 SIZES = {"vocab_size": 260, "context_length": 64, "d_model": 48, "heads": (2, 3, 4), "ffn_width": 128}
@@ -68,15 +69,17 @@ SCALING = {
     "original_context_length": 16,
 }
 WRONG = [
-    ("vocab_size context_length d_model ffn_width", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
+    ("vocab_size context_length d_model", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
     ("norm_eps rope_base init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
     ("norm_bias ffn_bias tie_embeddings", [1, "true", None]),
     ("ffn activation norm attention_bias positions attention_scale qk_norm parametrization", ["x", 1, None]),
+    ("attention_gate", ["x", "heads", 1, None]),
     ("attention_scale_base logit_softcap", [0, -1.0, math.inf, True, "1"]),
     ("base_width", [0, 48.5, True, "48"]),
     ("z_loss", [-1.0, math.nan, True, "1", None]),
     ("rope_scaling", [1, "llama3", [], SCALING | {"type": "yarn"}, SCALING | {"factor": 0}]),
-    ("heads kv_heads head_dim local_window", [8, (2, 0, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
+    ("ffn_width", [-1, 2**31, 48.5, True, "x", None, math.nan, (), (48, -1, 48), (48, 1.0, 48)]),
+    ("heads kv_heads head_dim local_window", [8, (2, -1, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
     ("classes", [1, 2.0, True, "3", 2**31]),
 ]
 WRONG_VALUES = {name: values for names, values in WRONG for name in names.split()}
@@ -184,3 +187,38 @@ def test_replace_and_difference():
     ]
     with pytest.raises(UserError, match="head: unknown; did you mean 'heads'"):
         config.replace(head=(1,))
+
+
+def test_layers_without_a_part():
+    """Counted by hand: a gated layer without attention, one without a feed-forward network, one with both."""
+    config = llama(
+        heads=(0, 3, 4), ffn_width=(96, 0, 32), kv_heads=(0, 1, 4), norm_bias=True, attention_gate="head"
+    )
+    d = config.d_model
+    attention = [0, (2 + 2 / 3) * d * d / 1, 4 * d * d]
+    assert config.attention_layers == (1, 2) and config.residual_writes == 4
+    assert [config.layer_head_dim(layer) for layer in range(3)] == [0, d // 3, d // 4]
+    matrices = sum(attention) + (3 + 4) * d + 3 * d * (96 + 32)
+    assert config.num_parameters() == matrices + (4 + 1) * 2 * d + config.vocab_size * d
+    visible = 2 * d * config.context_length  # attention of two layers
+    assert config.flops_per_token() == 6 * (matrices + config.vocab_size * d) + 12 * visible
+    assert config.summary().endswith("FFN width 96,0,32, d_model 48, context 64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"heads": (0, 4, 4), "ffn_width": (0, 8, 8)}, "heads: layer 0 has neither heads nor a feed-forward"),
+        (
+            {"heads": (4, 0, 4), "kv_heads": (4, 2, 4)},
+            "kv_heads: layer 1 has 2 key/value heads, and no heads",
+        ),
+        ({"kv_heads": (4, 0, 4)}, "kv_heads: layer 1 has 0 key/value heads, which do not divide its 4 heads"),
+        ({"head_dim": (8, 0, 8)}, "head_dim: layer 1 has 0, and 4 heads; give a number above 0"),
+        ({"ffn_width": (8, 8)}, "ffn_width: 2 layers given, but heads has 3"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(changes, said):
+    with pytest.raises(UserError) as caught:
+        llama(**{"heads": (4, 4, 4)} | changes)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)

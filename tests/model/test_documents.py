@@ -13,7 +13,7 @@ import torch._dynamo.testing
 import torch.nn.functional as F
 
 from model import documents
-from model.config import block
+from model.blocks import block
 from model.documents import PackedDocuments, extend_offsets, select_rows
 from tests.helpers.distributed import run_distributed
 from tests.helpers.gpus import GPU, needs_gpus

@@ -3,12 +3,15 @@ fp64."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.errors import UserError
 from model.exchange import BatchForm, HeadExchange, QueryForm
 from model.presets import preset, preset_names
@@ -109,20 +112,22 @@ def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
     """t, a random model whose widths t divides, B and T that one of the forms can split."""
     t = draw(st.sampled_from([2, 3, 4]))
     layers = draw(st.integers(1, 3))
-    heads = draw(st.lists(st.integers(1, 8), min_size=layers, max_size=layers))
-    kv_heads = [draw(st.sampled_from([k for k in range(1, h + 1) if h % k == 0])) for h in heads]
+    heads = draw(st.lists(st.integers(0, 8), min_size=layers, max_size=layers))
+    kv_heads = [draw(st.sampled_from([k for k in range(1, h + 1) if h % k == 0] or [0])) for h in heads]
+    ffn_width = [t * draw(st.integers(0 if h else 1, 6)) for h in heads]
     head_dim = [2 * t * draw(st.integers(1, 2)) if k % t else 2 * draw(st.integers(1, 4)) for k in kv_heads]
     windows = [draw(st.one_of(st.none(), st.integers(1, 20))) for _ in heads]
     kind = draw(st.sampled_from(["llama", "gpt2", "gptneo"]))
     length = draw(st.integers(1, 16))
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": draw(st.integers(2, 40)),
         "context_length": 16,
         "d_model": draw(st.integers(3, 20)),
     }
-    sizes |= {"ffn_width": t * draw(st.integers(1, 6)), "tie_embeddings": draw(st.booleans())}
+    sizes |= {"ffn_width": ffn_width, "tie_embeddings": draw(st.booleans())}
     schedules = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "local_window": windows}
-    config = block(kind, **sizes, **schedules)
+    gate = draw(st.sampled_from(["none", "none", "head", "element"]))
+    config = block(kind, **sizes, **schedules, attention_gate=gate)
     batch = draw(st.integers(1, 5))
     try:
         plan_tensor_parallel(config.replace(context_length=length), t, batch)

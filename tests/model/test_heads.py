@@ -32,7 +32,7 @@ def test_format_and_parse_are_inverse(schedule):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3x", "x3", "3,,6", "0", "3x0", "-3", "3.5", "three", "3x2x2", "²", "3*2"]
+    "text", ["", "3x", "x3", "3,,6", "00", "3x0", "-3", "3.5", "three", "3x2x2", "²", "3*2"]
 )
 def test_parse_refuses_what_is_not_a_schedule(text):
     with pytest.raises(UserError) as caught:

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from model.config import block
+from model.blocks import block
 from model.initialization import initial_value, initialize
 from model.parameters import parameter_roles
 from model.presets import preset

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from model.config import block
+from model.blocks import block
 from model.initialization import initialize
 from model.linears import shard_dim
 from model.parameters import parameter_roles, parameter_specs

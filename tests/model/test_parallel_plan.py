@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.config import block
+from model.blocks import block
 from model.errors import UserError
 from model.parallel_plan import check_split, check_tensor_parallel, head_groups
 from model.presets import preset

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.models.gpt_neo import GPTNeoConfig, GPTNeoForCausalLM
 
-from model.config import block
+from model.blocks import block
 from model.errors import UserError
 from model.initialization import initialize
 from model.presets import preset
@@ -231,11 +231,12 @@ def plain_logits(config, weights, tokens):
             x = x + weights["position_embedding.weight"][: len(sequence)]
         for layer, heads in enumerate(config.heads):
             prefix = f"layers.{layer}"
-            width = config.head_dim[layer] if config.head_dim else config.d_model // heads
-            share = heads // (config.kv_heads[layer] if config.kv_heads else heads)
+            width = config.head_dim[layer] if config.head_dim else config.d_model // (heads or 1)
+            share = heads // (config.kv_heads[layer] if config.kv_heads else heads) if heads else 0
             window = config.local_window[layer] if config.local_window else None
-            y = norm(f"{prefix}.attention_norm", x)
-            q, k, v = (linear(f"{prefix}.attention.{name}", y) for name in "qkv")
+            if heads:
+                y = norm(f"{prefix}.attention_norm", x)
+                q, k, v = (linear(f"{prefix}.attention.{name}", y) for name in "qkv")
             base = config.attention_scale_base
             scale = {
                 "sqrt_head_dim": 1 / math.sqrt(width),
@@ -260,7 +261,16 @@ def plain_logits(config, weights, tokens):
                 distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
                 hidden = (distance < 0) | (distance >= (window or len(x)))
                 outputs.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, shared])
-            x = x + linear(f"{prefix}.attention.o", torch.cat(outputs, dim=1))
+            if heads:
+                output = torch.cat(outputs, dim=1)
+                if config.attention_gate == "element":
+                    output = output / (1 + (-y @ weights[f"{prefix}.attention.gate.weight"].T).exp())
+                if config.attention_gate == "head":
+                    gates = 1 / (1 + (-y @ weights[f"{prefix}.attention.head_gate.weight"].T).exp())
+                    output = output * gates.repeat_interleave(width, dim=1)
+                x = x + linear(f"{prefix}.attention.o", output)
+            if not (config.ffn_width[layer] if isinstance(config.ffn_width, tuple) else config.ffn_width):
+                continue
             y = norm(f"{prefix}.ffn_norm", x)
             inner = linear(f"{prefix}.ffn.up", y)
             gated = config.ffn == "swiglu"
@@ -283,6 +293,8 @@ MODERN |= {"parametrization": "mup", "base_width": 20}
 MODERN["rope_scaling"] = {"type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4}
 MODERN["rope_scaling"]["original_context_length"] = 32
 CONSTANT: dict[str, Any] = {"attention_scale": "constant", "attention_scale_base": 16}
+TAPERED: dict[str, Any] = {"ffn_width": (80, 64, 16)}
+ABSENT: dict[str, Any] = {"ffn_width": (24, 0, 64, 8), "local_window": (None, 9, None, 3)}
 PER_LAYER = {
     "prism": block("llama", **SIZES, **LARGE, heads=(1, 2, 3, 8, 24)),
     "descending": block("llama", **SIZES, **LARGE, heads=(24, 8, 2)),
@@ -293,6 +305,10 @@ PER_LAYER = {
     "gelu": block("gpt2", **SIZES, **LARGE, heads=(16, 3), activation="gelu"),
     "modern": block("llama", **SIZES, **LARGE, **MODERN, heads=(2, 6, 12), kv_heads=(1, 3, 12)),
     "plain_norm": block("llama", **SIZES, **LARGE, heads=(2, 8), **CONSTANT, qk_norm="plain", z_loss=0.1),
+    "head_gate": block("llama", **SIZES, **LARGE, heads=(2, 6, 3), kv_heads=(1, 6, 3), attention_gate="head"),
+    "element_gate": block("gpt2", **SIZES, **LARGE, heads=(4, 1, 3), attention_gate="element"),
+    "tapered": block("llama", **SIZES | LARGE | TAPERED, heads=(2, 6, 3)),
+    "absent": block("gpt2", **SIZES | LARGE | ABSENT, heads=(0, 3, 4, 0), tie_embeddings=False),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.config import block
+from model.blocks import block
 from model.initialization import initialize
 from model.transformer import Fused, Transformer
 

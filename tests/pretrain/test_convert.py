@@ -19,7 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.sampling import make_cached_predictor, sample
 from pretrain import convert, generate
 from pretrain.data.sequences import ValidationSequences

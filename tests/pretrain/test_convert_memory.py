@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.parameters import parameter_specs
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.weights_only import write_weights

@@ -15,7 +15,7 @@ from pretrain.assembly.preflight import check_start
 from pretrain.config.command_line import parse_command_line
 from pretrain.prepare import command as prepare
 from pretrain.study import command as study
-from pretrain.utils.folders import KINDS, detect_kinds
+from pretrain.utils.files import KINDS, detect_kinds
 from tests.helpers.corpora import contents
 from tests.helpers.refusals import refusal, refused
 
@@ -124,6 +124,6 @@ def test_folders_that_commands_make_are_known(small_folder):
     """Runs, imports and exports: tests/pretrain/test_convert.py."""
     assert detect_kinds(small_folder) == {"corpus"} and detect_kinds(small_folder / "tokenizer") <= {"model"}
     with refused("is the folder of a corpus, not of a study"):
-        from pretrain.utils.folders import refuse_other_kind
+        from pretrain.utils.files import refuse_other_kind
 
         refuse_other_kind(small_folder, "study", "out")

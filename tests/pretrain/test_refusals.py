@@ -133,6 +133,7 @@ STARTS: dict[str, tuple[list[str], str]] = {
     "YAML nested": (["--config", "YAML:" + "{a: " * 1000], "nested"),
     "!!int": (["--config", "YAML:steps: !!int 'abc'"], "not valid YAML"),
     "plot_lr empty": (["--plot_lr", ""], "--plot_lr: '' is empty; give a value, or leave it out"),
+    "plot_lr --": (["--plot_lr=--"], "--plot_lr: '--' is no value"),
     "--lr": (["--lr", "1"], "--lr: unknown flag; use --optimizer.learning_rate"),
     "data x.bin": (["--data", "{tmp}/x.bin"], "give the prefix"),
     "data nowhere": (["--data", "{tmp}/nowhere"], "is not a folder"),

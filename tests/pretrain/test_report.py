@@ -10,8 +10,8 @@ from pretrain import report
 from pretrain.config.run_config import RunConfig
 from pretrain.metrics import build
 from pretrain.run.decisions import Decision
-from pretrain.runtime import continuing
-from pretrain.runtime.continuing import continue_command
+from pretrain.runtime import environment
+from pretrain.runtime.environment import continue_command
 from pretrain.validation.hook import ValidationHook
 from pretrain.validation.loss import ValidationResult
 
@@ -55,10 +55,10 @@ TYPED = [
 
 @pytest.mark.parametrize(("line", "begins"), TYPED)
 def test_the_launcher_that_was_used_is_printed(monkeypatch, line, begins):
-    monkeypatch.setattr(continuing.shutil, "which", lambda name: name if name == begins else None)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: name if name == begins else None)
     other = SimpleNamespace(cmdline=lambda: ["python", "-m", "pretrain.study", "run", "x"])
     own = SimpleNamespace(cmdline=lambda: [*line.split(), "--seed", "3", "--steps", "12"])
-    monkeypatch.setattr(continuing, "find_launchers", lambda: [own, other])
+    monkeypatch.setattr(environment, "find_launchers", lambda: [own, other])
     command = continue_command(["--local_rank=0", "--seed", "3", "--steps", "12"], 24)
     assert command == " ".join([begins, *line.split(begins.split()[-1], 1)[1].split(), "--seed 3 --steps 24"])
 

@@ -14,7 +14,7 @@ from pretrain.data.sequences import TrainingSequences
 from pretrain.prepare.assemble import Selection
 from pretrain.prepare.make import make_corpus
 from pretrain.prepare.sources.plain_files import PlainFiles, files_below
-from pretrain.validation.baselines import compare_baselines
+from pretrain.validation.loss import compare_baselines
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
 from tests.helpers.training import curve, nano_run, session

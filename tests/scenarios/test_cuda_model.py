@@ -8,7 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.attention import Attention, local_mask
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.exchange import QueryForm
 from model.initialization import initialize
 from model.presets import preset, preset_names

@@ -11,7 +11,7 @@ import torch
 from model.initialization import initial_value
 from model.parameters import parameter_roles, parameter_specs
 from model.transformer import Transformer
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
 from tests.helpers.shapes import Shape, build, contents, differences, fit, load_and_gather, newest

@@ -17,7 +17,7 @@ import time
 import pytest
 
 from pretrain.checkpoint.manifest import verify
-from pretrain.checkpoint.mirror import CLOSE_SECONDS, restore_lost
+from pretrain.mirror.copies import CLOSE_SECONDS, restore_lost
 from tests.helpers.faulty_proxy import FaultyProxy
 from tests.helpers.launch import free_port, launch, start
 from tests.helpers.training import curve, nano_arguments

@@ -19,7 +19,11 @@ from tests.helpers.training import ROOT, broken_off, curve, engine_of, nano_run,
 STEPS = 20
 # Clipping and decay so strong that a wrong norm, or a shard that is not decayed, shows in the first digits.
 SETTINGS = ["--optimizer.gradient_clipping", "0.05", "--optimizer.weight_decay", "10"]
-ARCHITECTURE = ["--architecture", "{context_length: 16, attention_bias: all, ffn_bias: true}"]
+ARCHITECTURE = [
+    "--architecture",
+    "{context_length: 16, attention_bias: all, ffn_bias: true, ffn_width: [128, 0, 96, 64], "
+    "attention_gate: head}",
+]
 
 
 def train(tensor_parallel, stage, precision="fp32", sequence_parallel=False, compiled=False):

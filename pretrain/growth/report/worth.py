@@ -25,7 +25,7 @@ from model.lm_head_loss import loss_and_residual, token_chunks
 from model.loss import IGNORED_LABEL
 from model.transformer import Block, Transformer
 from pretrain.data.sequences import pack_documents
-from pretrain.utils.progress import ProgressLine
+from pretrain.utils.format import ProgressLine
 
 Head = tuple[int, int]
 """Layer and number of a head, both from 0."""
@@ -187,7 +187,9 @@ class Ablation:
             def zero(_: object, inputs: tuple[Tensor], columns: Tensor = columns) -> tuple[Tensor]:
                 return (inputs[0].where(columns, 0),)
 
-            hooks.callback(self.blocks[layer].attention.o.register_forward_pre_hook(zero).remove)
+            attention = self.blocks[layer].attention
+            assert attention is not None
+            hooks.callback(attention.o.register_forward_pre_hook(zero).remove)
         return hooks
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:

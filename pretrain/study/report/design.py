@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain.study.report.drawing import panel_axes
 from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.summaries import View
-from pretrain.utils.tables import NOTHING, interval_text
+from pretrain.utils.format import NOTHING, interval_text
 
 if TYPE_CHECKING:
     from pretrain.study.statistics.effects import Effects

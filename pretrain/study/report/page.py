@@ -20,7 +20,7 @@ from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.statistics.ranks import FAR
 from pretrain.study.summaries import POWER, Sample, View
 from pretrain.utils.files import write_atomically
-from pretrain.utils.tables import align_columns
+from pretrain.utils.format import align_columns
 
 FOLDER = "report"
 ON_A_TERMINAL = {*design.SECTIONS, "results", "contrasts"}

@@ -14,7 +14,7 @@ from pretrain.study.report import design
 from pretrain.study.report.design import interval, p_text
 from pretrain.study.settings import label
 from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
-from pretrain.utils.tables import NOTHING, interval_text
+from pretrain.utils.format import NOTHING, interval_text
 
 EVALUATION = "evaluation/"
 Row = dict[str, Any]

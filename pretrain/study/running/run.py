@@ -12,7 +12,7 @@ from pathlib import Path
 
 from model.errors import UserError
 from pretrain.config.sources import ROOT
-from pretrain.run.lock import RunLock
+from pretrain.run.folder import RunLock
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
@@ -24,8 +24,7 @@ from pretrain.study.running.scheduler import Scheduler, Slot, check_runs, slots,
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
 from pretrain.study.tuning import choose_all, pilot_name, write_tuned
-from pretrain.utils.files import write_atomically
-from pretrain.utils.folders import refuse_other_kind
+from pretrain.utils.files import refuse_other_kind, write_atomically
 from pretrain.utils.format import print_lines
 
 SOME_FAILED = 1

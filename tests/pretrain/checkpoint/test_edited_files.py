@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from model.errors import UserError
 from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.state import FEATURES, read_features
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.utils.files import file_entry
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.state import DataIdentity, TrainingState
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
 from pretrain.checkpoint.weights_only import write_weights
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from pretrain.classification.accuracy import Accuracy, AccuracyResult
-from pretrain.classification.hook import AccuracyHook
+from pretrain.classification.hook import Accuracy, AccuracyHook, AccuracyResult
 from pretrain.runtime.world import World
 from tests.helpers.distributed import run_distributed
 from tests.pretrain.test_report import closing_of

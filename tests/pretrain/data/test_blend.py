@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.data.blend import BlendSplitter, parse_blend
+from pretrain.data.sequences import BlendSplitter, parse_blend
 
 weight_lists = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 

@@ -15,7 +15,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
 from pretrain.data.sequences import TrainingSequences
-from pretrain.validation.token_counts import token_shares
+from pretrain.validation.loss import token_shares
 from tests.helpers.corpora import write_documents
 
 

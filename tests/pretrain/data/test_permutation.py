@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.data.permutation import Permutation
+from pretrain.data.sequences import Permutation
 
 
 @given(st.integers(1, 600), st.text(max_size=5))

@@ -12,7 +12,7 @@ from model.errors import UserError
 from model.initialization import initial_value
 from model.parameters import parameter_roles
 from model.transformer import Transformer
-from pretrain.checkpoint.unsharded import UnshardedCheckpoint
+from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.config.run_config import RunConfig
 from pretrain.diagnostics.in_loop import find_slowing_rule
 from pretrain.diagnostics.weights import displacement, kept_path, update_norm

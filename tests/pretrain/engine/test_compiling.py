@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.config import block
+from model.blocks import block
 from model.initialization import initialize
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig

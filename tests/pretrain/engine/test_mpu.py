@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from model.process_grid import ALONE, start_grid
-from pretrain.engine.mpu import deepspeed_mpu
+from pretrain.engine.build import deepspeed_mpu
 from tests.helpers.distributed import run_distributed
 
 

@@ -10,13 +10,13 @@ import pytest
 from torch.utils import cpp_extension
 
 from model.errors import UserError
-from pretrain.engine import op_build_lock
-from pretrain.engine.op_build_lock import ProcessLock, lock_by_process
+from pretrain.engine import patches
+from pretrain.engine.patches import ProcessLock, lock_by_process
 from tests.helpers.launch import ROOT
 
 HOLDER = """
 import sys
-from pretrain.engine.op_build_lock import ProcessLock
+from pretrain.engine.patches import ProcessLock
 assert ProcessLock(sys.argv[1]).try_acquire()
 print("held", flush=True)
 sys.stdin.readline()
@@ -44,7 +44,7 @@ def test_a_lock_of_a_killed_process_is_free_and_one_of_a_living_process_is_waite
 def test_a_lock_of_another_user_is_not_waited_for(tmp_path, monkeypatch):
     """Nor one that is never released, nor a link that leads elsewhere."""
     path = tmp_path / "lock"
-    monkeypatch.setattr(op_build_lock, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(patches, "MOST_SECONDS", 0.3)
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(UserError, match=r"^TORCH_EXTENSIONS_DIR: another process has held .*lock for 0"):

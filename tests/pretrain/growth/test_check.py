@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.config import block
+from model.blocks import block
 from model.errors import UserError
 from model.initialization import initialize
 from model.transformer import Transformer

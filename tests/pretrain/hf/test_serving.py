@@ -135,7 +135,7 @@ def test_the_source_says_which_attention_is_called():
 def test_what_servers_look_for(folders):
     """A plan for every projection, a pipeline plan over real modules, causal attention, readable global
     settings."""
-    model = HeadScheduleForCausalLM.from_pretrained(folders("prism"))
+    model = HeadScheduleForCausalLM.from_pretrained(folders("head_gate"))
     assert model._supports_attention_backend and model._supports_flash_attn and model._supports_sdpa
     assert model.is_backend_compatible() and model.supports_pp_plan
     assert all(module.is_causal for module in model.modules() if isinstance(module, HeadScheduleAttention))

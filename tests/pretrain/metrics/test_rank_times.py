@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.metrics.rank_times import ForwardClock, rank_figures
+from pretrain.metrics.metrics import ForwardClock, rank_figures
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import alone

@@ -9,7 +9,7 @@ import pytest
 
 from pretrain.assembly.preflight import check_start
 from pretrain.metrics.metrics import Metrics
-from pretrain.metrics.tensorboard import FOLDER, TensorBoardLogger
+from pretrain.metrics.tracking import FOLDER, TensorBoardLogger
 from tests.helpers.refusals import refused
 from tests.helpers.training import nano_run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pretrain.metrics.throughput import Throughput
+from pretrain.metrics.metrics import Throughput
 
 
 class Clock:

@@ -18,8 +18,8 @@ from tests.pretrain.optim.reference import muon_updates
 CLIPPING = 0.05
 MODEL = [
     "--architecture.d_model 48 --heads 3x1,1x1,6x1,4x1 --architecture.kv_heads 3x1,1x1,2x1,2x1",
-    "--architecture.ffn_width 96 --global_batch_tokens 768 --optimizer.kind muon",
-    f"--optimizer.gradient_clipping {CLIPPING}",
+    "--architecture.ffn_width 96,48,0,144 --architecture.attention_gate element --global_batch_tokens 768",
+    f"--optimizer.kind muon --optimizer.gradient_clipping {CLIPPING}",
 ]
 STEPS = 3
 RATE, DECAY = 0.5, 0.2  # of Muon's groups; apart from 1, so that a missing factor shows
@@ -103,25 +103,28 @@ def norm_of(ranks, specs):
     )
 
 
-def head_rows(role, model, each):
-    """Row indices of each head of a matrix whose heads lie along its rows (o is transposed)."""
+def head_rows(role, model, group):
+    """Row indices of each head, or group of so many, of a matrix whose heads lie along its rows (o is
+    transposed)."""
     head_dim, heads = model.layer_head_dim(role.layer), model.heads[role.layer]
-    count = {"q": heads, "o": heads, "k": model.kv_heads[role.layer], "v": model.kv_heads[role.layer]}
-    if not each or role.part not in count:
+    kv_heads = model.kv_heads[role.layer]
+    count = {"q": heads, "o": heads, "gate": heads, "k": kv_heads, "v": kv_heads}
+    if group == "whole" or role.part not in count:
         return [None]
-    return list(torch.arange(count[role.part] * head_dim).split(head_dim))
+    return list(torch.arange(count[role.part] * head_dim).split((1 if group == "each" else group) * head_dim))
 
 
 WORLDS = [
     (Shape(2, 2, tensor_parallel=2), "--muon.heads each"),
-    (Shape(2, 3), "--micro_batch 2"),
+    (Shape(2, 3), "--micro_batch 2 --muon.heads 2"),  # of 3, 1, 6 and 4
     (Shape(1, 1), "--muon.heads each --muon.nesterov false"),
 ]
 SLOW_WORLDS = [
     (Shape(3, 1, "bf16"), "--muon.heads each"),
     (Shape(4, 3, zero=(("sub_group_size", 20000),), tensor_parallel=2), "--muon.heads each --micro_batch 1"),
     (Shape(4, 1, tensor_parallel=4), "--muon.heads each --sequence_parallel true"),
-    (Shape(3, 2, tensor_parallel=3), "--heads 3x4 --architecture.kv_heads 3x4"),
+    (Shape(2, 1), "--micro_batch 2"),
+    (Shape(3, 2, tensor_parallel=3), "--muon.heads 4 --heads 3x4 --architecture.kv_heads 3x4"),
     (Shape(4, 2, zero=OFFLOAD, tensor_parallel=2), "--muon.heads each --micro_batch 2"),
     (Shape(2, 3, "bf16", zero=OFFLOAD), "--muon.heads each"),
 ]
@@ -144,7 +147,7 @@ def test_the_update_is_that_of_the_whole_matrix(small_folder, tmp_path, shape, f
     for name in muon:
         role = specs[name].role
         turned = (lambda m: m.T) if role.part == "o" else (lambda m: m)
-        settings = (0.95, run.muon.nesterov, head_rows(role, model, run.muon.heads == "each"))
+        settings = (0.95, run.muon.nesterov, head_rows(role, model, run.muon.heads))
         references = muon_updates([turned(step[0][name]) for step in steps], *settings)
         for expected, (_, before, after) in zip(references, steps, strict=True):
             step_of_updates = turned(before[name].double() * (1 - RATE * DECAY) - after[name].double())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.config.sections import MuonConfig
-from pretrain.optim.orthogonal import matrix_update, orthogonalize, update_size
+from pretrain.optim.muon import matrix_update, orthogonalize, update_size
 from tests.pretrain.optim.reference import newton_schulz
 
 SHAPES = [(64, 64), (48, 192), (192, 48), (1, 40), (40, 1), (128, 4096)]

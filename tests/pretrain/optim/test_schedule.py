@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.config.lengths import length_in_steps, phase_in_steps
 from pretrain.config.lr_rules import parse_rules
-from pretrain.config.sections import ScheduleConfig
+from pretrain.config.sections import ScheduleConfig, length_in_steps, phase_in_steps
 from pretrain.optim.schedule import LearningRateSchedule, RuleSchedule
 
 

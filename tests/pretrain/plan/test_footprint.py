@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.config import ModelConfig, block
+from model.blocks import block
+from model.config import ModelConfig
 from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
@@ -20,7 +21,9 @@ WINDOWED = block(
 )
 BIASED = {"norm_bias": True, "ffn_bias": True, "attention_bias": "all"}
 GROUPED = LLAMA.replace(kv_heads=(1, 2), head_dim=(16, 32), **BIASED)
-MODELS = [LLAMA, GPT2, WINDOWED.replace(local_window=(None, 16)), GROUPED]
+GATED = [LLAMA.replace(attention_gate=gate, ffn_width=[96, 0]) for gate in ("head", "element")]
+ABSENT = GPT2.replace(heads=[0, 4], ffn_width=[96, 0])
+MODELS = [LLAMA, GPT2, WINDOWED.replace(local_window=(None, 16)), GROUPED, *GATED, ABSENT]
 
 
 @pytest.mark.parametrize("config", [*MODELS, preset("prism-124m"), preset("gpt2-270m")])

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from benchmarks.memory import Case
-from model.config import block
+from model.blocks import block
 from model.parameters import parameter_specs
 from model.presets import preset
 from pretrain.config.sections import OptimizerConfig

@@ -49,7 +49,7 @@ def test_what_does_not_divide(tokens, micro, ranks, message):
 def test_a_model_that_a_cpu_cannot_hold():
     """It would end in the system's out-of-memory kill; a GPU says itself that it is full."""
     huge = MODEL.replace(ffn_width=3_000_000)
-    with pytest.raises(UserError, match=r"model: [\d,]+ parameters \(.*ffn_width 3000000\) need [\d,.]+ GiB"):
+    with pytest.raises(UserError, match=r"model: [\d,]+ parameters \(.*FFN width 3000000\) need [\d,.]+ GiB"):
         plan_batch(1024, None, huge, 1, 16 * GIB, "cpu")
     assert plan_batch(1024, None, MODEL, 1, 16 * GIB, "cpu").micro_batch == 1
 

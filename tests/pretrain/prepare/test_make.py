@@ -15,7 +15,8 @@ from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.prepare import make
 from pretrain.prepare.assemble import SPLITS, Selection
-from pretrain.prepare.make import make_corpus, prepare_builtin
+from pretrain.prepare.builtin import prepare_builtin
+from pretrain.prepare.make import make_corpus
 from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from tests.helpers.corpora import contents, texts_of
 from tests.helpers.launch import ROOT

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from model.errors import UserError
+from pretrain.checkpoint.finder import checkpoint_steps
+from pretrain.checkpoint.manifest import verify
 from pretrain.config.command_line import parse_command_line
 from pretrain.metrics.file import read_metrics
 from pretrain.run.hooks import Hook, load_hooks
@@ -36,8 +38,11 @@ class Alike(Notes):
     name = "validation"
 
 
-def noted(run, hooks=()):
-    fit(build(run, 1, hooks))
+def noted(run, hooks=(), close=False):
+    opened = build(run, 1, hooks)
+    fit(opened)
+    if close:
+        opened.trainer.close()
     return NOTED
 
 
@@ -69,6 +74,41 @@ def test_the_example_remembers_the_best_loss(small_folder, tmp_path):
     state = json.loads((run.folder / "checkpoints/step_000006/state.json").read_text())
     best = min(losses)
     assert state["records"]["best_loss"]["values"] == {"loss": best, "step": losses[best]}
+
+
+class Keeps(Hook):
+    """Notes its events, and keeps the checkpoint of step 1."""
+
+    name = "keeps"
+
+    def __init__(self, session):
+        NOTED.clear()
+
+    def begin(self, report):
+        NOTED.append(("begin", callable(report)))
+
+    def checkpoint_saved(self, folder):
+        NOTED.append(("saved", folder.name, verify(folder)))
+
+    def may_prune(self, folder):
+        return folder.name != "step_000001"
+
+    def end(self, asked_to_stop):
+        NOTED.append(("end", asked_to_stop()))
+        return ["what it says"]
+
+    def close(self):
+        NOTED.append(("close",))
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_it_follows_the_checkpoints(small_folder, tmp_path, background):
+    settings = "--steps 4 --checkpoint.every 1 --checkpoint.keep_last 1 --checkpoint.background"
+    run = nano_run(small_folder, tmp_path, settings, background)
+    events = run_distributed(noted, 1, run, [Keeps], close=True)[0]
+    saved = [("saved", f"step_{step:06d}", None) for step in (1, 2, 3, 4)]
+    assert events == [("begin", True), *saved, ("end", False), ("close",)]
+    assert checkpoint_steps(run.folder) == [1, 4]
 
 
 FAILING = [

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from pretrain.run.lock import NAME, RunLock
+from pretrain.run.folder import NAME, RunLock
 from tests.helpers.launch import ROOT
 from tests.helpers.refusals import refused
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from pretrain.run.lock import RunLock
+from pretrain.run.folder import RunLock
 try:
     lock = RunLock(Path(sys.argv[1]))
     print("held", flush=True)

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from pretrain.runtime.launchers import find_ended, is_launcher
+from pretrain.runtime.environment import find_ended, is_launcher
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pretrain.run.lock import RunLock
+from pretrain.run.folder import RunLock
 from pretrain.study.command import main
 from pretrain.study.planning import parse_study
 from pretrain.study.running import run, slurm

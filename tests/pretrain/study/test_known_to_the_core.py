@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.runtime import version_check as agreement
-from pretrain.runtime.launchers import is_launcher
+from pretrain.runtime.environment import is_launcher
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from model.errors import UserError
-from pretrain.utils.cache_folders import keep_compiled_code_private, private_cache, private_folder_problem
-from pretrain.utils.env_check import VARIABLES, check_variables
+from pretrain.utils.env_check import (
+    VARIABLES,
+    check_variables,
+    keep_compiled_code_private,
+    private_cache,
+    private_folder_problem,
+)
 from tests.helpers.launch import launch
 from tests.helpers.training import nano_arguments
 

@@ -2,7 +2,7 @@
 
 import io
 
-from pretrain.utils.progress import ProgressLine
+from pretrain.utils.format import ProgressLine
 
 
 def test_progress_is_a_line_every_few_seconds_in_a_log():

@@ -1,4 +1,4 @@
-from pretrain.utils.tables import align_columns
+from pretrain.utils.format import align_columns
 
 
 def test_columns_are_aligned_and_lines_have_no_spaces_at_the_end():

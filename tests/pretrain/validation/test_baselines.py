@@ -9,7 +9,7 @@ import pytest
 
 from pretrain.data.corpus import Corpus
 from pretrain.run.data import RunData
-from pretrain.validation.baselines import compare_baselines
+from pretrain.validation.loss import compare_baselines
 
 
 def test_both_are_of_the_windows_that_the_model_is_validated_on(small):

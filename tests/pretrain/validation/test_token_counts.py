@@ -9,8 +9,7 @@ import numpy as np
 
 from pretrain.data.indexed import IndexedTokens
 from pretrain.run.data import RunData
-from pretrain.validation.baselines import compare_baselines
-from pretrain.validation.token_counts import token_shares
+from pretrain.validation.loss import compare_baselines, token_shares
 
 
 def test_they_are_those_of_the_training_tokens(small):

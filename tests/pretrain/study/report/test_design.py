@@ -8,7 +8,7 @@ import numpy as np
 
 from pretrain.study.report.page import terminal_lines, write_report
 from pretrain.study.summaries import build_view
-from pretrain.utils.tables import NOTHING
+from pretrain.utils.format import NOTHING
 from tests.helpers.planted_runs import planned_study
 from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, table_of
 

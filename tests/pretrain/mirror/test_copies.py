@@ -5,16 +5,18 @@ import random
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from model.errors import UserError
-from pretrain.checkpoint import store as store_module
 from pretrain.checkpoint.manifest import MANIFEST, verify, write_manifest
-from pretrain.checkpoint.mirror import RECORD, Mirror, restore_lost
-from pretrain.checkpoint.object_store import Store, check_mirror
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.sections import CheckpointConfig
+from pretrain.mirror import hook as hook_module
+from pretrain.mirror.copies import RECORD, Mirror, restore_lost
+from pretrain.mirror.hook import MirrorHook
+from pretrain.mirror.object_store import Store, check_mirror
 from pretrain.utils.files import file_entry
 from tests.helpers.training import alone
 
@@ -263,32 +265,44 @@ class Known:
         return int(folder.name[5:]) in self.safe
 
 
+def pruned(run, monkeypatch, free, keep_last, *safe):
+    """Five checkpoints of which those in *safe* are copied, pruned; the steps that stay, and lines.
+
+    Args:
+        free: called, gives the GiB that are free.
+    """
+    for step in range(1, 6):
+        write_checkpoint(run, step)
+    config = CheckpointConfig(keep_last=keep_last, mirror="file:///nowhere")
+    session = SimpleNamespace(
+        run=SimpleNamespace(folder=run, checkpoint=config), world=SimpleNamespace(is_main=True)
+    )
+    hook = MirrorHook(session)
+    hook._mirror, hook._newest = Known(*safe), 5
+    store = CheckpointStore(run, config, alone())
+    monkeypatch.setattr(
+        hook_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free(store) * 2**30)
+    )
+    store._prune(5, hook.may_prune)
+    return store.steps(), hook._mirror.lines
+
+
 @pytest.mark.parametrize(
     ("safe", "free", "kept"),
     [
-        ((1, 2, 3, 4), 1, [4, 5]),  # all copied: as without a mirror
-        ((), 1, [1, 2, 3, 4, 5]),
-        ((1, 3), 1, [2, 4, 5]),
-        ((), 0, [4, 5]),  # no room: the newest two stay
-        ((1,), 0, [4, 5]),
+        ((1, 2, 3, 4), 10, [4, 5]),  # all copied: as without a mirror
+        ((), 10, [1, 2, 3, 4, 5]),
+        ((1, 3), 10, [2, 4, 5]),
+        ((), 9.9, [4, 5]),  # no room: the newest two stay
+        ((1,), 9.9, [4, 5]),
     ],
 )
 def test_a_checkpoint_goes_when_its_copy_is_safe(run, monkeypatch, safe, free, kept):
-    for step in range(1, 6):
-        write_checkpoint(run, step)
-    store = CheckpointStore(run, CheckpointConfig(keep_last=1 if not free else 2), alone())
-    store._mirror = mirror = Known(*safe)
-    monkeypatch.setattr(store_module, "has_room", lambda folder, reserve: reserve == 10 * 2**30 and free)
-    store._prune(5)
-    assert store.steps() == kept
-    assert len(mirror.lines) == (0 if free else 3 - len(safe))
+    full = free < 10
+    steps, lines = pruned(run, monkeypatch, lambda store: free, 1 if full else 2, *safe)
+    assert steps == kept and len(lines) == (3 - len(safe) if full else 0)
 
 
 def test_only_as_many_go_as_make_room(run, monkeypatch):
-    for step in range(1, 6):
-        write_checkpoint(run, step)
-    store = CheckpointStore(run, CheckpointConfig(keep_last=1), alone())
-    store._mirror = Known()
-    monkeypatch.setattr(store_module, "has_room", lambda folder, reserve: len(store.steps()) < 5)
-    store._prune(5)
-    assert store.steps() == [2, 3, 4, 5]
+    steps, _ = pruned(run, monkeypatch, lambda store: 10 if len(store.steps()) < 5 else 0, 1)
+    assert steps == [2, 3, 4, 5]

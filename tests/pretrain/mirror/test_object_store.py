@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from fsspec.core import url_to_fs
 
-from pretrain.checkpoint import object_store
 from pretrain.checkpoint.manifest import MANIFEST, Entry
-from pretrain.checkpoint.mirror import RECORD, Mirror, restore_lost
-from tests.pretrain.checkpoint.test_mirror import SOON, contents, write_checkpoint
+from pretrain.mirror import object_store
+from pretrain.mirror.copies import RECORD, Mirror, restore_lost
+from tests.pretrain.mirror.test_copies import SOON, contents, write_checkpoint
 
 KILLS = 12
-TRACED = ("mirror.py", "object_store.py", "files.py", "shutil.py", "local.py", "memory.py", "spec.py")
+TRACED = ("copies.py", "object_store.py", "files.py", "shutil.py", "local.py", "memory.py", "spec.py")
 
 
 class Killed(BaseException):

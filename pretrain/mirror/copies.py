@@ -14,7 +14,6 @@ nothing in the training waits for it. Nothing is deleted in the store.
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections import deque
@@ -27,7 +26,7 @@ from model.declared import declared, from_dict, to_dict
 from model.errors import UserError, quote
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
-from pretrain.checkpoint.object_store import Store
+from pretrain.mirror.object_store import Store
 from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
 from pretrain.utils.format import log_line, print_lines
 from pretrain.utils.parsing import read_json
@@ -274,8 +273,3 @@ def _fetch_descriptions(store: Store, run_folder: Path, name: str) -> None:
             with suppress(FileNotFoundError), atomic_file(run_folder / file) as partial:
                 store.get(file, partial)
     write_atomically(run_folder / "latest", f"{name}\n")
-
-
-def has_room(folder: Path, reserve_bytes: float) -> bool:
-    """Whether the file system of *folder* has so much space left."""
-    return shutil.disk_usage(folder).free >= reserve_bytes

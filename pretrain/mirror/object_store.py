@@ -19,8 +19,8 @@ import xxhash
 from model.errors import UserError, quote
 from pretrain.checkpoint.finder import STEP
 from pretrain.checkpoint.manifest import Entry
+from pretrain.utils.env_check import check_installed
 from pretrain.utils.files import CHUNK_BYTES, open_regular, put_file
-from pretrain.utils.optional_packages import check_installed
 from pretrain.utils.parsing import MOST_BYTES
 
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "file": "fsspec"}

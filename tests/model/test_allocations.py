@@ -1,0 +1,108 @@
+"""Allocations of a width over depth: the papers' shapes, their budget, and what is no allocation."""
+
+import math
+
+import pytest
+
+from model.allocations import MULTIPLE, PROFILES, parse_allocation, round_to_budget, variable_widths
+from model.config import ModelConfig
+from model.errors import UserError
+from model.presets import preset
+
+
+def widths(text, layers):
+    return parse_allocation(text, "ffn_width").widths(layers)
+
+
+def test_tapered_is_the_papers_cosine():
+    expected = [512 + 1024 * (1 + math.cos(math.pi * layer / 5)) / 2 for layer in range(6)]
+    assert widths("tapered(1024, multiple=1)", 6) == tuple(math.floor(value + 0.5) for value in expected)
+    assert widths("tapered(2048)", 12)[0] == 3072 and widths("tapered(2048)", 12)[-1] == 1024
+    assert widths("late(2048)", 12) == widths("tapered(2048)", 12)[::-1]
+
+
+def test_middle_and_ends_are_complements():
+    assert widths("middle(70)", 10) == (0,) * 1 + widths("middle(70)", 10)[1:8] + (0,) * 2
+    assert widths("middle(70, multiple=1)", 10) == (0, *(100,) * 7, 0, 0)
+    assert widths("ends(60, multiple=1)", 10) == (200, *(0,) * 7, 200, 200)
+
+
+@pytest.mark.parametrize(
+    ("mean", "d_model", "layers"), [(576, 640, 16), (855, 960, 24), (1145, 1280, 32), (1426, 1600, 40)]
+)
+def test_variable_widths_are_those_of_the_paper(mean, d_model, layers):
+    """Its table of mean widths; the widths of its smallest model from its code's configuration."""
+    found = variable_widths(d_model, layers)
+    assert round(sum(found) / layers) == mean
+    if layers == 16:
+        assert found == (1152, 960, 832, 704, 608, 512, 448, 352, 320, 256, 224, 192, 288, 480, 736, 1152)
+
+
+@pytest.mark.parametrize("size", ["124m", "354m", "757m", "micro", "tiny"])
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_shape_keeps_the_budget(name, size):
+    """At the papers' scales with the default multiple, at the small ones with 16."""
+    uniform = preset(f"uniform-{size}")
+    multiple = MULTIPLE if size.endswith("4m") or size == "757m" else 16
+    mean = uniform.layer_ffn_width(0)
+    for text in (
+        f"{name}({mean}, multiple={multiple})",
+        f"permuted({name}({mean}, multiple={multiple}), seed=3)",
+    ):
+        model = uniform.replace(ffn_width=text)
+        assert all(width % multiple == 0 for width in model.ffn_widths)
+        error = sum(model.ffn_widths) - model.num_layers * mean
+        assert error == 0 if model.num_layers * mean % multiple == 0 else abs(error) <= multiple / 2
+        norms = uniform.d_model * (2 * model.num_layers - model.residual_writes)
+        difference = model.num_parameters() - uniform.num_parameters()
+        assert difference == 3 * model.d_model * error - norms
+    assert sorted(model.ffn_widths) == sorted(
+        widths(f"{name}({mean}, multiple={multiple})", model.num_layers)
+    )
+
+
+def test_the_remainder_goes_to_the_largest_errors_of_rounding():
+    # 1.4, 1.4, 0.2 units: rounded to 1, 1 and at least 1.
+    assert round_to_budget([1.4, 1.4, 0.2], 10, 10) == [10, 10, 10]
+    # 2.4, 2.3, 0.3 units of 10, rounded to 2, 2, 1: the sum is as it should be.
+    assert round_to_budget([2.4 / 5 * 3, 2.3 / 5 * 3, 0.3 / 5 * 3], 50 / 3, 10) == [20, 20, 10]
+    # 1.6, 1.6, 0.8: rounded to 2, 2, 1, one too much: the first of the two largest gives.
+    assert round_to_budget([1.2, 1.2, 0.6], 40 / 3, 10) == [10, 20, 10]
+
+
+def test_one_meaning():
+    uniform = preset("uniform-124m")
+    by_name, by_list = (
+        uniform.replace(ffn_width=given) for given in ("tapered(2048)", widths("tapered(2048)", 12))
+    )
+    assert by_name == by_list == ModelConfig.from_json(by_name.to_json())
+    assert uniform.replace(ffn_width="uniform(2048)") == uniform == uniform.replace(ffn_width="2048x12")
+    heads = uniform.replace(heads="openelm(12, layers=12, end=1.0)", head_dim="64x12").heads
+    assert sum(heads) == 144 and list(heads) == sorted(heads)
+
+
+WRONG = {
+    "prism(7": "it is no NAME(MEAN)",
+    "tapred(3)": "'tapred' is unknown; give one of uniform, tapered",
+    "tapered()": "the mean of the layers comes first",
+    "tapered(1.5)": "the mean of the layers comes first",
+    "tapered(64, stat=1)": "stat is unknown; give layers, multiple, start, end; did you mean 'start'?",
+    "tapered(64, start=-1)": "start is not a number from 1e-06",
+    "tapered(64, layers=3)": "layers=3, and the model has 12",
+    "permuted(3)": "it is no NAME(MEAN)",
+    "permuted(tapered(64), seed=1.5)": "seed is not a whole number from 0",
+    "ends(64, share=1)": "leaves none of 12 layers",
+    "__import__('os').getcwd()": "it is no NAME(MEAN)",
+    "tapered(*[64])": "the mean of the layers comes first",
+    "(" * 5000: "it is no NAME(MEAN)",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=[str(index) for index in range(len(WRONG))])
+def test_what_is_no_allocation_is_refused_in_one_line(text):
+    with pytest.raises(UserError) as caught:
+        preset("uniform-124m").replace(ffn_width=text)
+    said = str(caught.value)
+    assert said.startswith("ffn_width: ") and WRONG[text] in said and "\n" not in said
+    with pytest.raises(UserError, match="heads: 'tapered\\(8\\)': how many layers"):
+        preset("uniform-124m").replace(heads="tapered(8)")
