@@ -76,6 +76,7 @@ def test_what_can_be_estimated_is_said():
         ("optimizer.learning_rate", [1e-3, 0.5]),
         ("heads", [[2, 4, 8, 8], "8x4"]),
         ("kv_heads[1]", [1, 2]),
+        ("ffn_width[0]", [192, 384]),
     ],
 )
 def test_any_setting_is_varied_and_named_by_its_values(setting, values):
@@ -83,8 +84,11 @@ def test_any_setting_is_varied_and_named_by_its_values(setting, values):
     found = grid({setting: values, "optimizer.weight_decay": [0.0, 0.1]}, settings={"steps": 10, **more})
     assert len(found.variants) == 4
     own = [each.settings.get(setting) for each in found.variants.values()]
-    if setting == "kv_heads[1]":
-        own = [each.run.build_model_config().kv_heads[1] for each in found.variants.values()]
+    if setting.endswith("]"):
+        name, layer = setting[:-3], int(setting[-2])
+        models = [each.run.build_model_config() for each in found.variants.values()]
+        whole = [getattr(model, name) for model in models]
+        own = [each[layer] if isinstance(each, tuple) else each for each in whole]
     assert Counter(map(str, own)) == Counter(map(str, 2 * values))
 
 
