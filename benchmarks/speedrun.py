@@ -46,10 +46,10 @@ from pretrain.config.command_line import CommandParser, parse_command_line  # no
 from pretrain.metrics.file import encode  # noqa: E402
 from pretrain.runtime.command import run_command  # noqa: E402
 from pretrain.study.planned import Study  # noqa: E402
+from pretrain.study.planning import OF_A_STUDY, parse_study  # noqa: E402
 from pretrain.study.results import RunResult, check_settings, load_results  # noqa: E402
 from pretrain.study.running.run import RunOptions, run_study  # noqa: E402
 from pretrain.study.statistics.paired import mean_of, tokens_to_reach  # noqa: E402
-from pretrain.study.study_file import OF_A_STUDY, parse_study  # noqa: E402
 from pretrain.study.summaries import Sample, View, build_view  # noqa: E402
 from pretrain.utils.format import align_columns, human_number  # noqa: E402
 from pretrain.utils.plotting import count_axis, save_figure  # noqa: E402
@@ -147,14 +147,14 @@ def study_of_recipes(recipes: Sequence[str], seeds: list[int], flags: list[str],
 
 def targets_of(view: View, target: float | str) -> dict[int, float]:
     """The loss to be reached with each seed."""
-    finals = view.every[0].values
+    finals = view.summaries[0].values
     losses = dict(finals)
     if target != "own":
         losses = dict.fromkeys(finals, mean_of(finals.values()) if isinstance(target, str) else target)
     if not all(map(math.isfinite, losses.values())):
         raise UserError(
-            f"target: {target!r} is {min(losses.values())}: a run of {view.every[0].variant} diverged; give "
-            "a loss"
+            f"target: {target!r} is {min(losses.values())}: a run of {view.summaries[0].variant} diverged; "
+            "give a loss"
         )
     return losses
 
@@ -181,7 +181,7 @@ def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
     recipes: dict[str, Any] = {}
     base: dict[str, Sample] = {}
     """Logarithms of the first recipe's costs."""
-    for summary in view.every:
+    for summary in view.summaries:
         runs: dict[int, dict[str, Any]] = {}
         for run in summary.finished:
             seed = run.planned.seed

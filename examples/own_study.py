@@ -18,10 +18,9 @@ settings: {steps: 60, compile: false, validation: {every: 20}, diagnostics_every
 baseline: uniform
 variants:
   uniform: {heads: 8x4}
-  ascending: {heads: "2,4,8,16"}
-  descending: {heads: "16,8,4,2"}
-contrasts:
-  "descending − ascending": {plus: [descending], minus: [ascending]}
+  ascending: {heads: [2, 4, 8, 16]}
+  descending: {heads: [16, 8, 4, 2]}
+contrasts: [descending - ascending]
 """
 )
 main(["run", "order.yaml", "--parallel", "2"])

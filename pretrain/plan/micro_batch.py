@@ -15,6 +15,7 @@ from pretrain.engine.batch import BatchPlan, share_batch, valid_micro_batches
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.plan.footprint import DeviceType, rank_parameters
 from pretrain.plan.memory import memory_plan, states
+from pretrain.runtime.hardware import SHARING
 
 CPU_MICRO_BATCH_TOKENS = 4096  # a larger micro-batch gains nothing on a CPU and costs memory
 # Of a device's memory that a plan may use. On a GPU the rest is for what the allocator cannot reuse and for
@@ -112,12 +113,16 @@ def usable_memory(memory: int, device_type: DeviceType) -> int:
 
 
 def device_memory(device: torch.device, local_ranks: int = 1) -> int:
-    """Total bytes of one rank's device; on a CPU, the memory that the job may use, shared among its ranks."""
+    """Bytes of one rank's device, or on a CPU of the memory that the job may use, shared among its ranks; of
+    both the share of a run beside others (SHARING)."""
+    text = os.environ.get(SHARING, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{SHARING}: {text!r} is not valid; give the number of runs that share the device")
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        return torch.cuda.get_device_properties(device).total_memory // int(text)
     import psutil
 
-    return min(psutil.virtual_memory().total, *memory_limits()) // max(1, local_ranks)
+    return min(psutil.virtual_memory().total, *memory_limits()) // (max(1, local_ranks) * int(text))
 
 
 def memory_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:

@@ -185,7 +185,9 @@ def is_launcher(command: Sequence[str]) -> bool:
     """Whether a command line is that of a launcher of ranks: a script of that name, or its module."""
     names = [Path(part).name for part in command[:2]]
     module = next((module for flag, module in pairwise(command) if flag == "-m"), "")
-    return any(name in _COMMANDS for name in names) or module in _MODULES or module.startswith("deepspeed.")
+    study = ("head-schedules", "study") in pairwise(Path(part).name for part in command[:3])
+    named = any(name in _COMMANDS for name in names)
+    return study or named or module in _MODULES or module.startswith("deepspeed.")
 
 
 def find_ended(known: Sequence[psutil.Process]) -> int | None:

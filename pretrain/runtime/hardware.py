@@ -14,6 +14,9 @@ from torch.utils.benchmark import Timer
 from model.errors import UserError
 from pretrain.runtime.environment import read_environment
 
+SHARING = "RUNS_PER_DEVICE"
+"""The variable in which ``study run --parallel`` tells a run how many train in its device's memory at a
+time."""
 TERA = 1e12
 
 # Dense matrix products with 16-bit inputs, in FLOP/s, without sparsity, from the makers' data sheets. The

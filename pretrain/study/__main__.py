@@ -1,4 +1,4 @@
-"""``python -m pretrain.study``: see pretrain/study/command.py."""
+"""``head-schedules study``: see pretrain/study/command.py."""
 
 import sys
 

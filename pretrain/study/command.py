@@ -1,44 +1,38 @@
-"""``python -m pretrain.study``: runs studies, plans their size, and reports what they show."""
+"""``head-schedules study``: runs studies, plans their size, and reports what they show."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser as Parser
-from pretrain.config.run_config import is_folder_name
+from pretrain.config.sources import FLAGS, TEXTS
 from pretrain.runtime.command import run_command
-from pretrain.study.planned import Study
-from pretrain.study.results import (
-    CONFIGS,
-    STUDY_FILE,
-    TASKS_FILE,
-    check_settings,
-    describe_unnamed,
-    failed_mark,
-    failure,
-    find_unnamed_runs,
-    load_results,
-    load_study,
-    run_state,
-    task_names,
-)
-from pretrain.study.running.run import RunOptions, list_untried, run_study, study_command
+from pretrain.study import results
+from pretrain.study.file import find_study, schema, study_names
+from pretrain.study.planned import STUDY_FILE, Study
+from pretrain.study.planning import build_pilot, read_study
+from pretrain.study.results import check_settings, failed_mark, load_results, load_study, open_study
+from pretrain.study.running.run import RunOptions, list_untried, run_study
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
-from pretrain.study.study_file import build_pilot, build_rung, find_study, read_study, study_names
 from pretrain.utils.files import refuse_other_kind
 from pretrain.utils.format import align_columns, print_lines
+from pretrain.utils.parsing import parse_yaml
+
+SETTING = "settings."
+"""Begins the flags that replace settings of a study."""
 
 
 def build_parser() -> Parser:
     """Build the parser of the command line."""
     parser = Parser(
-        prog="python -m pretrain.study",
+        prog="head-schedules study",
         description="Variants of a recipe over seeds. Studies: " + ", ".join(study_names()),
         allow_abbrev=False,
     )
@@ -46,11 +40,16 @@ def build_parser() -> Parser:
     made: dict[str, Parser] = {}
     for name, text in COMMANDS.items():
         made[name] = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == "schema":
+            continue
         what = "a study's name, its YAML file, or a folder that has been run"
         made[name].add_argument("study", metavar="STUDY", nargs="?" if name == "list" else None, help=what)
         made[name].add_argument(
             "--out", type=Path, metavar="FOLDER", help="the study's folder (default: runs/NAME)"
         )
+        for field in FLAGS:
+            made[name].add_argument(f"--{SETTING}{field}", metavar="VALUE", help=argparse.SUPPRESS)
+        made[name].epilog = "--settings.FIELD VALUE replaces a setting of all runs, as --settings.steps 100."
     add = made["run"].add_argument
     add("--parallel", type=int, metavar="N", help="runs at a time (default: 1; with --slurm: no limit)")
     add("--slurm", action="store_true", help="submit an array job, a task for each run")
@@ -63,7 +62,6 @@ def build_parser() -> Parser:
     add("--sd", type=float, help="standard deviation of paired differences, in place of a pilot's")
     add("--effect", type=float, help="difference to be found (default: the study's)")
     add("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
-    add("--parallel", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     add = made["task"].add_argument
     add("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
     add("--ranks", type=int, metavar="N", help="also print how many of so many ranks it can use")
@@ -71,11 +69,12 @@ def build_parser() -> Parser:
 
 
 COMMANDS = {
-    "run": "train what a study still lacks; the same command goes on after a stop",
-    "list": "how far each run is; without STUDY: the studies that there are",
-    "power": "how many seeds an effect needs, and what the study costs",
+    "run": "train what a study still lacks; the same command resumes after a stop",
+    "list": "how far each run is; without STUDY: the studies included",
+    "power": "how many pairs an effect needs, and what the study costs",
     "report": "tables and figures of what is finished, into FOLDER/report",
     "task": "the arguments of one run, for slurm/study.sh",
+    "schema": "the JSON schema of a study file, for editors",
 }
 
 
@@ -86,11 +85,14 @@ def dispatch(arguments: Sequence[str]) -> int:
         UserError: bad input.
     """
     options = build_parser().parse_args(arguments)
+    if options.command == "schema":
+        print(json.dumps(schema(), indent=1, ensure_ascii=False))
+        return 0
     if options.study is None:
         print_lines(*_studies())
         return 0
     # Of a large study a task needs one run alone.
-    study = _open(options.study, options.out, check_runs=options.command != "task")
+    study = open_study(options.study, options.out, _settings(options), options.command != "task")
     if options.command == "list":
         print_lines(*_states(study))
     elif options.command == "task":
@@ -105,22 +107,15 @@ def dispatch(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _open(name: str, out: Path | None, check_runs: bool) -> Study:
-    """The study of a name, a file or a folder; see read_study for *check_runs*."""
-    path = Path(name)
-    if path.is_dir():
-        if out is not None and os.path.realpath(out) != os.path.realpath(path):
-            raise UserError(
-                f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
-            )
-        return load_study(path, check_runs)
-    file = find_study(name)
-    folder = out or Path("runs") / file.stem
-    if not is_folder_name(Path(os.path.realpath(folder)).name):
-        raise UserError(
-            f"out: {str(folder)!r} is not valid; give a folder whose name does not begin with a dot"
-        )
-    return read_study(file, folder, check_runs=check_runs)
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that flags replace."""
+    given = {field: getattr(options, f"{SETTING}{field}") for field in FLAGS}
+    found: dict[str, Any] = {}
+    for field, text in given.items():
+        if text is not None:
+            value = text if field in TEXTS else parse_yaml(text, f"{SETTING}{field}")
+            found[field] = None if text == "null" and TEXTS.get(field) else value
+    return found
 
 
 def _studies() -> list[str]:
@@ -139,22 +134,18 @@ def _studies() -> list[str]:
 def _states(study: Study) -> list[str]:
     check_settings(study)
     rows = [("number", "run", "state", "step")]
-    numbers = {name: number for number, name in enumerate(task_names(study))}
+    numbers = {name: number for number, name in enumerate(results.task_names(study))}
     for planned in study.runs:
-        state, metrics = run_state(study, planned)
+        state, metrics = results.run_state(study, planned)
         step = f"{metrics[-1]['step']:,}" if metrics else "0"
-        text = f"{state} ({failure(planned)})" if state == "failed" else state
+        text = f"{state} ({results.failure(planned)})" if state == "failed" else state
         rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
     notes = []
     if study.untuned:
         pilot = build_pilot(study)
         left = f"{len(list_untried(pilot))} of {len(pilot.runs)} pilots are left"
-        notes.append(f"not tuned yet: {left} ({study_command('list', pilot.folder)})")
-    if rung := study.next_rung:
-        short = build_rung(study)
-        left = f"{len(list_untried(short))} of {len(short.runs)} runs are left"
-        notes.append(f"rung {rung}: {left} ({study_command('list', short.folder)})")
-    if unnamed := describe_unnamed(find_unnamed_runs(study)):
+        notes.append(f"not tuned yet: {left} ({pilot.command('list')})")
+    if unnamed := results.describe_unnamed(results.find_unnamed_runs(study)):
         notes.append(unnamed)
     return [*align_columns(rows, left={1, 2}), *notes]
 
@@ -165,15 +156,12 @@ def _task(study: Study, number: str, ranks: int | None) -> None:
 
     A failure of an earlier attempt is forgotten: this one begins.
     """
-    if study.untuned or study.next_rung:
-        what = (
-            f"{study.untuned[0]} is not tuned" if study.untuned else f"rung {study.next_rung} is not finished"
-        )
-        raise UserError(f"study: {what} yet; {study_command('run', study.name)}")
+    if study.untuned:
+        raise UserError(f"study: {study.untuned[0]} is not tuned yet; {study.command('run')}")
     refuse_other_kind(study.folder, "study", "out")
     planned = run_of_task(study, number)
-    written, config = study.folder / STUDY_FILE, study.folder / CONFIGS / f"{planned.name}.yaml"
-    there = all(path.is_file() for path in (written, config, study.folder / TASKS_FILE))
+    written, config = study.folder / STUDY_FILE, study.folder / results.CONFIGS / f"{planned.name}.yaml"
+    there = all(path.is_file() for path in (written, config, study.folder / results.TASKS_FILE))
     if not there or written.read_bytes() != study.text.encode("utf-8"):
         check_settings(study, [planned])
         write_study(study, [planned])
@@ -188,20 +176,19 @@ def _power(study: Study, options: argparse.Namespace) -> None:
     from pretrain.study.power import Question, power_lines
     from pretrain.study.summaries import View
 
-    question = Question(sd=options.sd, effect=options.effect, power=options.power, parallel=options.parallel)
+    question = Question(sd=options.sd, effect=options.effect, power=options.power)
     pilot = None
     if options.pilot is not None:
         planned = load_study(options.pilot)
-        results = load_results(planned)
-        pilot = View(planned, results, study.file.measure, study.file.last_validations)
+        found = load_results(planned)
+        pilot = View(planned, found, study.file.measure, study.file.last_validations)
     print("\n".join(power_lines(study, question, pilot)))
 
 
 def _report(study: Study) -> None:
     if not study.folder.is_dir():
         raise UserError(
-            f"study: {quote(str(study.folder))} does not exist; run it first: "
-            + study_command("run", study.name)
+            f"study: {quote(str(study.folder))} does not exist; run it first: {study.command('run')}"
         )
     from pretrain.study.report.page import terminal_lines, write_report
     from pretrain.study.summaries import build_view

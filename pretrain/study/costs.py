@@ -1,4 +1,4 @@
-"""What a run has cost, and the heads that it had when: FLOPs, parameters and head counts over training."""
+"""What a run has cost, and the heads that it had when: FLOPs and head counts over training."""
 
 from __future__ import annotations
 
@@ -26,16 +26,6 @@ def training_flops(run: RunResult) -> float | None:
         if step in changes:
             per_token = float(model.replace(heads=changes[step]).flops_per_token())
     return flops
-
-
-def parameters(run: RunResult) -> float | None:
-    """Parameters of the model of the newest checkpoint; None without one."""
-    return float(run.model_config.num_parameters()) if run.model_config else None
-
-
-def total_heads(run: RunResult) -> float | None:
-    """Heads of all layers of the newest checkpoint's model; None without one."""
-    return float(sum(run.model_config.heads)) if run.model_config else None
 
 
 def head_history(run: RunResult) -> History:

@@ -1,111 +1,68 @@
-"""What a study is made of: its file as it is written, variants, comparisons and planned runs."""
+"""What a study is made of: factors and their levels, variants, and planned runs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BeforeValidator, Field
-
-from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared
-from model.errors import UserError, quote
+from model.errors import UserError
 from pretrain.config.growth import GrowthConfig
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import make_run
-from pretrain.study.contrasts import Contrast, Sides, Text, full_name
-from pretrain.study.design.factors import Design, DesignFile
-from pretrain.study.pilots.halving import Halving, RungResult
-from pretrain.study.pilots.tuning import RATES, Tune, Tuned
-from pretrain.study.settings import Settings
+from pretrain.study.file import LevelFile, StudyFile
+from pretrain.study.formulas import Contrast
+from pretrain.study.settings import Settings, read_settings
+from pretrain.study.tuning import Tuned
 
-MOST_SEEDS = 1000
+if TYPE_CHECKING:
+    import pandas as pd
+
 HIGHER_IS_BETTER = {"val_accuracy"}
 """Measures; of the others lower values are better."""
-Rates = Annotated[list[PositiveFloat], Field(min_length=2, max_length=32)]
+STUDY_FILE = "study.yaml"
+Element = tuple[str, int]
+"""A setting that has a value for each layer, and a layer."""
 
 
-def _seeds(value: Any) -> Any:
-    """Seeds 1 … N for a number."""
-    if type(value) is int and 1 <= value <= MOST_SEEDS:
-        return list(range(1, value + 1))
-    if not isinstance(value, list) or not 0 < len(set(map(str, value))) == len(value) <= MOST_SEEDS:
-        raise UserError(
-            f"seeds: {quote(value)} is not valid; give a list such as [1, 2, 3], each once, or how many: 3 "
-            f"(at most {MOST_SEEDS:,})"
-        )
-    return value
+@dataclass(frozen=True)
+class Level:
+    """What a level of a factor sets."""
+
+    settings: Settings = field(default_factory=dict)
+    """By dotted name."""
+    elements: Mapping[Element, Any] = field(default_factory=dict)
+    """Values of single layers."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of LevelFile."""
 
 
-Variants = Annotated[dict[Text, Settings | None], Field(min_length=1)]
-
-
-@declared()
-class ComparisonFile:
-    """One of a study file's comparisons; a study of one has these keys at its top."""
-
-    variants: Variants | None = None
-    """Settings by name, and ``against`` and ``seed_shift`` beside them (Variant)."""
-    baseline: Text | None = None
-    design: DesignFile | None = None
-    """In place of variants and baseline."""
-    recipe: Text | None = None
-    settings: Settings | None = None
-
-
-@declared()
-class StudyFile:
-    """A study file as it is written."""
-
-    seeds: Annotated[list[NonNegativeInt], BeforeValidator(_seeds)]
-    title: Text | None = None
-    recipe: Text | None = None
-    """None: the default recipe, as without ``--config``."""
-    settings: Settings | None = None
-    baseline: Text | None = None
-    variants: Variants | None = None
-    design: DesignFile | None = None
-    comparisons: Annotated[dict[Text, ComparisonFile], Field(min_length=1)] | None = None
-    contrasts: dict[Text, Sides] | None = None
-    """What is compared beside the differences from baselines."""
-    tune: Tune | None = None
-    """A field of which every variant takes its own best value, and the values that are tried."""
-    rates: Rates | None = None
-    """The same of the learning rate: Muon's for variants with Muon."""
-    halving: Halving | None = None
-    """Short runs that drop variants first."""
-    pilot_seeds: Annotated[list[NonNegativeInt], BeforeValidator(_seeds)] | None = None
-    """What values are tried with and variants dropped by; the study's own seeds are not among them."""
-    ds_config: Text = "ds_configs/zero2.json"
-    measure: Literal["val_loss", "val_bpb", "val_accuracy", "train_loss"] = "val_loss"
-    """What is compared: a key of metrics.jsonl."""
-    last_validations: PositiveInt = 1
-    """The result of a run is the mean of so many last values."""
-    effect: PositiveFloat | None = None
-    """Smallest difference of ``measure`` that the study is meant to see."""
-    machine: Text = ""
-    """What its size was chosen for, in words."""
-    hours: PositiveFloat | None = None
-    """The budget there."""
-
-
-@declared()
+@dataclass(frozen=True)
 class Variant:
-    """One line of a comparison: settings that are run with every seed."""
+    """Settings that are run with every seed: a level of each factor."""
 
-    name: str
-    """With the comparison's."""
+    levels: tuple[str, ...]
+    """Labels, in the order of the study's factors."""
+    given: Settings
+    """What the study sets beside the recipe, by dotted name."""
     settings: Settings
-    """By dotted name: the recipe's, with those of the study, the comparison and the variant in place."""
-    seed_shift: NonNegativeInt = 0
-    """Its runs take seed + so much. Their pairs have nothing in common, as a check on the intervals."""
-    against: Text | None = None
-    """The variant that it is compared with; None: the comparison's baseline."""
-    rates: Rates | None = None
-    """Values that pilots try, in place of the study's."""
+    """The recipe's with these in place."""
+    parts: Mapping[str, Level]
+    """What makes its name: levels by ``FACTOR: LABEL``."""
+    options: LevelFile
+    """Those of its levels together."""
+    control: str | None = None
+    """The full name of the variant that it is compared with."""
+
+    @property
+    def name(self) -> str:
+        """Its full name: labels joined by dots."""
+        return ".".join(self.levels)
 
     @cached_property
     def run(self) -> RunConfig:
@@ -119,43 +76,58 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Variants that are compared with one baseline."""
+class Design:
+    """The combinations of a study without a baseline, whose effects are estimated together."""
 
-    name: str
-    """Empty in a study of one comparison."""
-    variants: dict[str, Variant]
-    baseline: str | None
-    """The name of one of the variants; None with a design."""
-    design: Design | None = None
-    """What made the variants, if not the file."""
+    levels: Mapping[str, tuple[str, ...]]
+    """The labels of each factor's levels."""
+    rows: Mapping[str, tuple[int, ...]]
+    """The level of each factor, from 0, by variant."""
+    strength: int
+    """Any so many factors have every combination of levels equally often (at most 4 are looked at); 4 where
+    all factors together do, however few they are."""
+    predict: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Schedules by name: the level of each factor that is stated."""
 
-    def baseline_of(self, variant: str) -> str:
-        """The name of the variant that *variant* is compared with; its own if with none."""
-        if self.baseline in (None, variant):
-            return variant
-        return self.variants[variant].against or self.baseline or variant
+    @property
+    def described(self) -> str:
+        """Its size and what it can estimate."""
+        sizes = Counter(map(len, self.levels.values()))
+        counts = " x ".join(f"{size}^{number}" if number > 1 else str(size) for size, number in sizes.items())
+        return f"{len(self.rows)} of {counts} combinations; {SEEN[self.strength]}"
+
+
+SEEN = {
+    1: "main effects may be confounded with each other",
+    2: "main effects are balanced, and each is confounded with interactions of two other factors",
+    3: "interactions of two factors are confounded with each other, but not with main effects",
+    4: "main effects and interactions of two factors can be estimated",
+}
+"""What can be estimated, by strength."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
     """One run of a study."""
 
-    comparison: str
-    variant: str
+    definition: Variant
     seed: int
     """The study's seed, which pairs it with the other variants' runs; ``run.seed`` is what it trains with."""
-    definition: Variant
     runs_dir: Path
     """The study's folder."""
 
     @cached_property
     def run(self) -> RunConfig:
         """What is trained; UserError as for Variant.run."""
-        seed = self.seed + self.definition.seed_shift
+        seed = self.seed + self.definition.options.seed_shift
         return dataclasses.replace(
             self.definition.run, seed=seed, name=self.name, runs_dir=str(self.runs_dir)
         )
+
+    @property
+    def variant(self) -> str:
+        """The full name of its variant."""
+        return self.definition.name
 
     @property
     def folder(self) -> Path:
@@ -165,12 +137,7 @@ class PlannedRun:
     @cached_property
     def name(self) -> str:
         """Name of the run's folder, in the study's folder."""
-        return "-".join(filter(None, (self.comparison, self.variant, f"s{self.seed}")))
-
-    @property
-    def full_name(self) -> str:
-        """Name of its variant, with the comparison's."""
-        return full_name((self.comparison, self.variant))
+        return "-".join((*self.definition.levels, f"s{self.seed}"))
 
     @property
     def grows(self) -> bool:
@@ -188,40 +155,39 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file asks for."""
+    """What a study file asks for. In a notebook: ``Study.load(NAME)``, then ``plan``, ``run``,
+    ``results``."""
 
     name: str
     folder: Path
     """Of its runs."""
     file: StudyFile
-    comparisons: tuple[Comparison, ...]
+    variants: Mapping[str, Variant]
+    """By full name."""
     runs: tuple[PlannedRun, ...]
     """Seed by seed: after an interruption whole pairs are there."""
+    levels: Mapping[str, tuple[str, ...]]
+    """The labels of each factor's levels."""
     contrasts: tuple[Contrast, ...]
-    """What is compared beside the differences from baselines."""
     text: str
-    """The file's contents."""
+    """The whole file, what it extends included."""
+    design: Design | None = None
+    """None in a study with a baseline."""
     tuned: Mapping[str, Tuned] = field(default_factory=dict)
     """What pilots chose, by the variant's full name."""
-
-    rungs: Sequence[RungResult] = ()
-    """What halving has found so far."""
-
-    @property
-    def next_rung(self) -> int | None:
-        """The rung that is not finished, from 1; None without halving, or after its last rung."""
-        done = max((each.rung for each in self.rungs), default=0)
-        return done + 1 if self.file.halving and done < len(self.file.halving.rungs) else None
+    source: str = ""
+    """The name or the file that it was read from, to be copied into commands."""
 
     @cached_property
     def tried(self) -> dict[str, tuple[str, list[Any]]]:
-        """Field and values to be tried of every variant, by full name; none without tune and rates."""
-        variants = [variant for comparison in self.comparisons for variant in comparison.variants.values()]
-        if self.file.rates:
-            tried = {variant.name: variant.rates or self.file.rates for variant in variants}
-            kinds = {variant.name: variant.settings.get("optimizer.kind") for variant in variants}
-            return {name: (RATES[kind or "adamw"], list(tried[name])) for name, kind in kinds.items()}
-        return {variant.name: next(iter(self.file.tune.items())) for variant in variants if self.file.tune}
+        """Setting and values to be tried of every variant, by full name; none without tune."""
+        tunes = {name: each.options.tune or self.file.tune for name, each in self.variants.items()}
+        found = {}
+        for name, tune in tunes.items():
+            for setting, values in (tune or {}).items():
+                (setting,) = read_settings({setting: values}, "tune")
+                found[name] = setting, list(values)
+        return found
 
     @property
     def untuned(self) -> list[str]:
@@ -237,3 +203,60 @@ class Study:
     def of_first_seed(self) -> list[PlannedRun]:
         """A run of each variant."""
         return [planned for planned in self.runs if planned.seed == self.file.seeds[0]]
+
+    def command(self, name: str) -> str:
+        """A command line about this study, to be copied: its folder, once it has one, else its file."""
+        made = (self.folder / STUDY_FILE).is_file()
+        elsewhere = [] if made or self.folder == Path("runs") / self.name else ["--out", str(self.folder)]
+        study = str(self.folder) if made or not self.source else self.source
+        return shlex.join(["head-schedules", "study", name, study, *elsewhere])
+
+    # ------------------------------------------------------------------ notebooks
+
+    @classmethod
+    def load(cls, study: str | Path, out: Path | None = None, **settings: Any) -> Study:
+        """The study of a name, a file or a folder that has been run.
+
+        Args:
+            out: the folder of its runs; ``runs/NAME`` by default.
+            settings: replace those of the file, as ``steps=100`` or ``optimizer={"learning_rate": 1e-3}``.
+
+        Raises:
+            UserError: bad input.
+        """
+        from pretrain.study.results import open_study
+
+        return open_study(str(study), out, settings)
+
+    def plan(self) -> pd.DataFrame:
+        """A row for each run: variant, its level of each factor, seed, steps and FLOPs."""
+        import pandas as pd
+
+        rows = [
+            {"run": each.name, "variant": each.variant}
+            | dict(zip(self.levels, each.definition.levels, strict=True))
+            | {"seed": each.seed, "steps": each.run.steps, "flops": each.flops}
+            for each in self.runs
+        ]
+        return pd.DataFrame(rows).set_index("run")
+
+    def run(self, parallel: int = 1) -> int:
+        """Train what is missing, *parallel* runs at a time; the exit code of ``study run``."""
+        from pretrain.study.running.run import RunOptions, run_study
+
+        return run_study(self, RunOptions(parallel))
+
+    def results(self) -> pd.DataFrame:
+        """``plan`` with the state of each run, its result by the study's measure (NaN if it is not finished)
+        and the difference from the run of the same seed that it is compared with."""
+        from pretrain.study.results import load_results
+        from pretrain.study.summaries import build_view
+
+        view, found = build_view(self, load_results(self)), self.plan()
+        for summary in view.summaries:
+            for seed, run in summary.runs.items():
+                row = {"state": run.state, view.measure: summary.values.get(seed)}
+                row["difference"] = summary.differences.get(seed)
+                for name, value in row.items():
+                    found.loc[run.planned.name, name] = value
+        return found

@@ -1,4 +1,4 @@
-"""How many seeds a study needs to see its effect, and what it costs: ``python -m pretrain.study power``."""
+"""How many pairs a study needs to see its effect, and what it costs: ``head-schedules study power``."""
 
 from __future__ import annotations
 
@@ -8,30 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
-from model.declared import PositiveFloat, PositiveInt, declared
+from model.declared import PositiveFloat, declared
 from model.errors import UserError
-from pretrain.study.contrasts import full_name
 from pretrain.study.planned import Study
-from pretrain.study.statistics.paired import (
-    MOST_PAIRS,
-    detectable_effect,
-    effective_degrees,
-    pairs_needed,
-    pooled_sd,
-    sd_interval,
-)
-from pretrain.study.statistics.ranks import MOST_PAIRS as MOST_RANKED
-from pretrain.study.statistics.ranks import signed_rank_pairs, smallest_p
+from pretrain.study.statistics.paired import MOST_PAIRS, detectable_effect, pairs_needed, pooled_sd
 from pretrain.study.summaries import View
 from pretrain.utils.format import human_seconds
-
-UTILISATION = {"cuda": 0.4, "cpu": 0.06}
-"""Assumed share of the device's peak, where no pilot says how fast runs are. On CPUs a guess: runs of a
-million parameters, not compiled, reached 5 to 8 % of the peak of two cores; larger or compiled ones may reach
-more."""
 
 
 @declared()
@@ -44,8 +28,6 @@ class Question:
     """True difference to be found; None: the study's."""
     power: Annotated[float, Field(gt=0.05, lt=1)] = 0.8
     """Probability to find it with a test at 5 %."""
-    parallel: PositiveInt = 1
-    """Runs at a time."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +36,8 @@ class Spread:
 
     sd: float
     """Pooled over the variants; NaN for too few pairs."""
-    low: float = math.nan
-    """Limits of its 95 % interval; NaN for a stated spread."""
-    high: float = math.nan
     pairs: int = 0
     source: str = "as stated"
-    tails: tuple[float, ...] = ()
-    """The differences, less the median of their variant's."""
     notes: tuple[str, ...] = ()
     """What was left out, a sentence each, without its full stop."""
 
@@ -85,129 +62,64 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
             f"pilot: {given} is not valid; give the folder of a study in which a variant and its baseline "
             f"have two or more seeds finished ({study.file.measure}), or --sd"
         )
-    rate, source, at_a_time = speed(pilot, question.parallel)
+    rate = speed(pilot) if pilot else None
     flops = [planned.flops for planned in study.runs]
-    planned_seeds = len(study.file.seeds)
-
-    def count_needed(sd: float) -> str:
-        count = pairs_needed(effect or 0.0, sd, question.power)
-        return f"more than {MOST_PAIRS:,}" if count is None else f"{count:,}"
-
-    def size(label: str, seeds: int) -> str:
-        found = detectable_effect(spread.sd, seeds, question.power)
-        total = sum(flops) * seeds / planned_seeds
-        hours = human_seconds(total / rate / at_a_time)
-        return f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {total:.2e} FLOPs, {hours} here"
-
     effect = study.file.effect if question.effect is None else question.effect
-    interval = span = ""
-    if spread.pairs:
-        interval = f" (95 % interval {spread.low:.3g} to {spread.high:.3g})"
-        span = f" ({count_needed(spread.low)} to {count_needed(spread.high)} over the interval of the spread)"
-    lines = [
-        f"spread   sd {spread.sd:.3g}{interval} of paired differences of {study.file.measure}, "
-        f"{spread.source}"
-    ]
-    if effect is None:
-        lines.append("needed   not known: the study names no effect; give --effect")
-    else:
-        test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
-        lines.append(f"needed   {count_needed(spread.sd)} seeds{span} to find {effect:g} {test}")
-        if count := pairs_needed(effect, spread.sd, question.power):
-            lines.append(size("", count))
-        lines.append(_count_seeds_by_ranks(effect, spread, question.power))
-    compared = [
-        name
-        for comparison in study.comparisons
-        for name in comparison.variants
-        if comparison.baseline_of(name) != name
-    ]
-    tests = len(compared) + len(study.contrasts)
+    needed = pairs_needed(effect or 0.0, spread.sd, question.power)
+    test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
+    lines = ["needed   not known: the study names no effect; give --effect"]
+    if effect is not None:
+        count = f"more than {MOST_PAIRS:,}" if needed is None else f"{needed:,}"
+        lines = [f"needed   {count} seeds to find {effect:g} {test}"]
+    for label, seeds in (("", needed), ("study", len(study.file.seeds))):
+        if seeds is not None:
+            found = detectable_effect(spread.sd, seeds, question.power)
+            total = sum(flops) * seeds / len(study.file.seeds)
+            cost = f"{total:.2e} FLOPs" + (f", {human_seconds(total / rate)} as the pilot" if rate else "")
+            lines.append(f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {cost}")
     growing = any(planned.grows for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
     return [
+        f"spread   sd {spread.sd:.3g} of paired differences of {study.file.measure}, {spread.source}",
         *lines,
-        size("study", planned_seeds),
-        f"least p  {planned_seeds:,} seeds reach {smallest_p(planned_seeds):.2g} by the signed-rank test, "
-        f"and {smallest_p(planned_seeds, max(1, tests)):.2g} adjusted for {tests} comparisons",
         f"cost     {_range(flops)} FLOPs a run{bound}",
-        f"speed    {rate:.2e} FLOP/s a run, {source}; runs at a time, each as fast: {at_a_time}; without "
-        "validation, diagnostics and checkpoints",
         *notes,
     ]
-
-
-def _count_seeds_by_ranks(effect: float, spread: Spread, power: float) -> str:
-    """How many seeds the signed-rank test needs, by simulation."""
-    from scipy.stats import norm
-
-    tails, source = spread.tails, "with tails as the pilot's"
-    if not tails:
-        tails, source = tuple(spread.sd * norm.ppf((np.arange(999) + 0.5) / 999)), "with normal tails"
-    count = signed_rank_pairs(effect, tails, power)
-    seeds = f"more than {MOST_RANKED:,}" if count is None else f"{count:,}"
-    return f"ranks    {seeds} seeds to find it by the signed-rank test, {source} (simulated)"
 
 
 def pilot_spread(pilot: View) -> Spread:
     """The spread of a pilot's finished pairs over the seeds, pooled over its variants.
 
-    The interval of ``sd`` knows that differences share runs (effective_degrees). Variants that train with
-    other seeds than what they are compared with are left out: their pairs have nothing in common.
+    Variants that train with other seeds than what they are compared with are left out: their pairs have
+    nothing in common.
     """
     groups: list[list[float]] = []
-    pairs, notes = [], []
-    for summary in pilot.every:
-        called, against = (
-            full_name((summary.comparison.name, name)) for name in (summary.variant, summary.baseline)
-        )
+    notes = []
+    for summary in pilot.compared:
         if summary.other_seeds:
-            notes.append(f"{called} is not in the spread: its seeds are not those of {summary.baseline}")
-        elif not summary.is_baseline:
-            found = summary.differences
-            finite = {seed: value for seed, value in found.items() if math.isfinite(value)}
-            if len(finite) < len(found):
-                notes.append(f"{called}: {len(found) - len(finite)} pairs left out: not finite numbers")
-            groups.append(list(finite.values()))
-            pairs.append([((called, seed), (against, seed)) for seed in finite])
-    sd = pooled_sd(groups)
-    low, high = sd_interval(sd, effective_degrees(pairs))
+            what = f"{summary.variant} is not in the spread"
+            notes.append(f"{what}: its seeds are not those of {summary.definition.control}")
+            continue
+        finite = [value for value in summary.differences.values() if math.isfinite(value)]
+        if lost := len(summary.differences) - len(finite):
+            notes.append(f"{summary.variant}: {lost} pairs left out: not finite numbers")
+        groups.append(finite)
     count, variants = sum(map(len, groups)), sum(map(bool, groups))
     source = f"from {count} pairs of {variants} variants in {pilot.study.folder}"
-    tails = [value - median(group) for group in groups if len(group) > 1 for value in group]
-    return Spread(sd, low, high, count, source, tuple(tails), tuple(notes))
+    return Spread(pooled_sd(groups), count, source, tuple(notes))
 
 
-def speed(pilot: View | None, parallel: int) -> tuple[float, str, int]:
-    """FLOP/s of one run, by the pilot's median or assumed; where it is from; and how many run at a time.
-
-    Runs of the pilot that grow are left out: they take fewer FLOPs than planned.
-    """
-    runs = [run for run in (pilot.results if pilot else ()) if run.rows and not run.planned.grows]
-    rates = [
-        run.planned.flops * run.step / run.planned.run.steps / run.rows[-1]["seconds"]
-        for run in runs
-        if run.rows[-1].get("seconds", 0) > 0
-    ]
-    if pilot is None or not rates:
-        rate, source, shared = machine_rate()
-        return rate, source, 1 if shared else parallel
-    where = " and ".join(dict.fromkeys(run.world.device for run in pilot.results if run.world))
-    theirs = _range([run.planned.flops for run in runs])
-    return median(rates), f"median of runs of {theirs} FLOPs in {pilot.study.folder} on {where}", parallel
-
-
-def machine_rate() -> tuple[float, str, bool]:
-    """FLOP/s of a run here by assumption, where they are from, and whether runs at a time share them."""
-    import torch
-
-    from pretrain.runtime.hardware import detect_device, peak_flops, supports_bf16
-
-    device = detect_device()
-    peak, source = peak_flops(device, torch.bfloat16 if supports_bf16(device)[0] else torch.float32)
-    share = UTILISATION.get(device.type, UTILISATION["cuda"])
-    text = f"a guess, not measured: {share:.0%} of the peak of {peak:.2e} FLOP/s here ({source})"
-    return share * peak, text, device.type == "cpu"
+def speed(pilot: View) -> float | None:
+    """The median FLOP/s of a pilot's runs, without those that grow: they take fewer FLOPs than planned."""
+    runs = [run for run in pilot.results if run.rows and not run.planned.grows]
+    return median(
+        [
+            run.planned.flops * run.step / run.planned.run.steps / run.rows[-1]["seconds"]
+            for run in runs
+            if run.rows[-1].get("seconds", 0) > 0
+        ]
+        or [0.0]
+    )
 
 
 def _range(flops: Sequence[float]) -> str:

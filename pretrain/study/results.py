@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import ModelConfig
 from model.errors import UserError, quote
+from pretrain.config.run_config import is_folder_name
 from pretrain.config.sources import load_run_config
 from pretrain.metrics.file import read_metrics
-from pretrain.study.planned import PlannedRun, Study
-from pretrain.study.study_file import diff_fields, read_study
+from pretrain.study.file import find_study
+from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
+from pretrain.study.planning import diff_fields, read_study
 from pretrain.utils.files import read_regular
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.state import TrainingState, WorldRecord
 
-STUDY_FILE = "study.yaml"
 TASKS_FILE = "tasks.txt"
 """Names of runs, a line each; that of task n of a SLURM array is in line n, counted from 0."""
 LOGS = "logs"
@@ -74,8 +75,37 @@ class RunResult:
         return f"{self.planned.name}: {self.state} {where}" + (f" ({self.failure})" if self.failure else "")
 
 
-def load_study(folder: Path, check_runs: bool = True) -> Study:
-    """The study whose runs are in *folder*; see read_study for *check_runs*.
+def open_study(
+    name: str, out: Path | None = None, settings: Mapping[str, Any] | None = None, check_runs: bool = True
+) -> Study:
+    """The study of a name, a file or a folder.
+
+    Args:
+        out: the folder of its runs; of a name or a file ``runs/NAME`` by default.
+        settings: replace those of the file.
+        check_runs: as for parse_study.
+
+    Raises:
+        UserError: bad input.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if out is not None and os.path.realpath(out) != os.path.realpath(path):
+            raise UserError(
+                f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
+            )
+        return load_study(path, check_runs, settings)
+    file = find_study(name)
+    folder = out or Path("runs") / file.stem
+    if not is_folder_name(Path(os.path.realpath(folder)).name):
+        raise UserError(
+            f"out: {str(folder)!r} is not valid; give a folder whose name does not begin with a dot"
+        )
+    return read_study(file, folder, source=name, settings=settings, check_runs=check_runs)
+
+
+def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any] | None = None) -> Study:
+    """The study whose runs are in *folder*; see open_study.
 
     Raises:
         UserError: the folder has no study.yaml, or one that is not valid.
@@ -84,11 +114,11 @@ def load_study(folder: Path, check_runs: bool = True) -> Study:
     if not path.is_file():
         raise UserError(
             f"study: {quote(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
-            "(python -m pretrain.study run makes it)"
+            "(head-schedules study run makes it)"
         )
     real = Path(os.path.realpath(folder))
     name = f"{real.parent.name}-{real.name}" if (real.parent / STUDY_FILE).is_file() else real.name
-    return read_study(path, folder, name, check_runs)
+    return read_study(path, folder, name, source=str(folder), settings=settings, check_runs=check_runs)
 
 
 def load_results(study: Study) -> list[RunResult]:

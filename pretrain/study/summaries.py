@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import methodcaller
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError
 from pretrain.study.comparable import list_values, notes_on, parameters, tokenizer, validation_text
-from pretrain.study.contrasts import Contrast, full_name
 from pretrain.study.costs import training_flops
-from pretrain.study.design.effects import Effects
-from pretrain.study.planned import HIGHER_IS_BETTER, Comparison, Study
+from pretrain.study.formulas import Contrast
+from pretrain.study.planned import HIGHER_IS_BETTER, Study, Variant
 from pretrain.study.results import RunResult
 from pretrain.study.statistics.paired import (
     CONFIDENCE,
@@ -25,7 +24,10 @@ from pretrain.study.statistics.paired import (
     paired_interval,
     sd_of,
 )
-from pretrain.study.statistics.ranks import RankInterval, find_behind, signed_rank
+from pretrain.study.statistics.ranks import RankInterval, find_outliers, signed_rank
+
+if TYPE_CHECKING:
+    from pretrain.study.statistics.effects import Effects, Estimate
 
 POWER = 0.8
 MEASURES = {
@@ -105,8 +107,7 @@ def other_seeds(runs: Sequence[Runs]) -> bool:
 class Summary:
     """What the finished runs of one variant show, paired by seed with those that it is compared with."""
 
-    comparison: Comparison
-    variant: str
+    definition: Variant
     runs: Runs
     controls: Runs
     """Of the variant that this one is compared with; none for a baseline."""
@@ -128,32 +129,22 @@ class Summary:
         return collect_values(self.runs, figure).subtract(collect_values(self.controls, figure))
 
     @property
-    def pairs(self) -> list[tuple[RunResult, RunResult]]:
-        """The runs of ``differences``, each with its baseline's."""
-        return [(self.runs[seed], self.controls[seed]) for seed in self.differences]
-
-    @property
     def other_seeds(self) -> bool:
         """Whether runs and controls trained with other seeds, so that pairs have nothing in common."""
         return other_seeds([self.runs, self.controls])
 
     @property
-    def baseline(self) -> str:
-        """The variant that this one is compared with; its own name if with none."""
-        return self.comparison.baseline_of(self.variant)
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether this variant is compared with none."""
-        return self.variant == self.baseline
+    def variant(self) -> str:
+        """Its full name."""
+        return self.definition.name
 
     @property
     def label(self) -> str:
         """The variant's name, and what is special about its differences."""
-        own = not self.is_baseline and self.baseline != self.comparison.baseline
+        against = self.definition.options.against
         marks = {
-            "baseline": self.variant == self.comparison.baseline,
-            f"against {self.baseline}": own,
+            "baseline": self.definition.control is None,
+            f"against {against}": against is not None,
             "other seeds": self.other_seeds,
         }
         special = ", ".join(mark for mark, given in marks.items() if given)
@@ -194,15 +185,24 @@ class Summary:
 
 @dataclass(frozen=True)
 class Contrasted:
-    """A contrast with its value for each seed, in the unit of the view's measure."""
+    """A contrast with what the finished runs say of it, in the unit of the view's measure."""
 
     contrast: Contrast
     values: Sample
-    """The mean of plus less the mean of minus, for every seed of the study of which all runs are finished."""
-    other_seeds: bool
+    """With a baseline: its value for every seed of the study of which all runs are finished."""
+    fits: tuple[Estimate, Estimate | None] | None = None
+    """Without one: by least squares and by the robust fit."""
+    other_seeds: bool = False
     """Whether runs of one of the study's seeds trained with several, so that they have nothing in common."""
     left_out: str = ""
     """Why it has no values, if it could not have any."""
+    adjusted: float | None = None
+    """p after Holm's adjustment for the number of the primary contrasts; None for others."""
+
+    @property
+    def p(self) -> float | None:
+        """Of the two-sided t-test of zero."""
+        return self.fits[0].p if self.fits else self.values.interval.p if self.values.interval else None
 
 
 @dataclass(frozen=True)
@@ -233,99 +233,113 @@ class View:
         """Whether lower or higher values of the measure are better."""
         return "higher" if self.measure in HIGHER_IS_BETTER else "lower"
 
-    def describe_measure(self, measure: str) -> str:
-        """A measure with its unit in parentheses."""
-        return MEASURES[measure]
+    @property
+    def value(self) -> str:
+        """What is compared, with its unit in parentheses."""
+        return MEASURES[self.measure]
 
     @cached_property
-    def summaries(self) -> dict[str, list[Summary]]:
-        """The variants of each comparison, in the study's order."""
-        runs: dict[tuple[str, str], dict[int, RunResult]] = {}
+    def summaries(self) -> list[Summary]:
+        """The variants in the study's order."""
+        runs: dict[str, dict[int, RunResult]] = {}
         for run in self.results:
-            planned = run.planned
-            runs.setdefault((planned.comparison, planned.variant), {})[planned.seed] = run
-        dropped = {each.variant for each in self.study.rungs if not each.kept}
-        found: dict[str, list[Summary]] = {}
-        for comparison in self.study.comparisons:
-            for name in comparison.variants:
-                if full_name((comparison.name, name)) in dropped:
-                    continue
-                against = comparison.baseline_of(name)
-                own, controls = (runs.get((comparison.name, each), {}) for each in (name, against))
-                controls = {} if against == name else controls
-                summary = Summary(comparison, name, own, controls, self.result)
-                found.setdefault(comparison.name, []).append(summary)
-        return found
+            runs.setdefault(run.planned.variant, {})[run.planned.seed] = run
+        return [
+            Summary(variant, runs.get(name, {}), runs.get(variant.control or "", {}), self.result)
+            for name, variant in self.study.variants.items()
+        ]
 
     @cached_property
-    def effects(self) -> dict[str, Effects]:
-        """By comparison that has a design: the analysis of its finished runs."""
-        designs = {each.name: each.design for each in self.study.comparisons if each.design is not None}
-        return {
-            name: Effects(
-                design, {each.variant: each.values for each in self.summaries[name]}, self.better == "higher"
-            )
-            for name, design in designs.items()
-        }
+    def effects(self) -> Effects | None:
+        """The analysis of a study without a baseline."""
+        if self.study.design is None:
+            return None
+        from pretrain.study.statistics.effects import Effects
+
+        values = {each.variant: each.values for each in self.summaries}
+        return Effects(self.study.design, values, self.better == "higher")
 
     @property
-    def listed(self) -> dict[str, list[Summary]]:
-        """``summaries`` without those of designs, whose variants are too many to be compared one by one."""
-        return {name: each for name, each in self.summaries.items() if name not in self.effects}
-
-    @property
-    def every(self) -> list[Summary]:
-        """All variants of all comparisons."""
-        return [summary for of_one in self.summaries.values() for summary in of_one]
+    def listed(self) -> list[Summary]:
+        """The variants that are compared one by one: none of a design, which has too many."""
+        return [] if self.study.design else self.summaries
 
     @property
     def compared(self) -> list[Summary]:
         """Every variant that is compared with another, and has a pair."""
-        return [summary for summary in self.every if summary.differences]
+        return [summary for summary in self.summaries if summary.differences]
 
     @cached_property
     def contrasted(self) -> list[Contrasted]:
         """Every contrast of the study, in its order."""
-        return [self._evaluate_contrast(contrast) for contrast in self.study.contrasts]
+        found = [self._evaluate(contrast) for contrast in self.study.contrasts]
+        primary = [place for place, each in enumerate(found) if each.contrast.primary]
+        if primary:
+            from statsmodels.stats.multitest import multipletests
 
-    def _evaluate_contrast(self, contrast: Contrast) -> Contrasted:
-        runs = {(s.comparison.name, s.variant): s.runs for s in self.every}
-        sides = [[runs.get(name, {}) for name in side] for side in (contrast.plus, contrast.minus)]
-        every = [*sides[0], *sides[1]]
-        results = [run for each in every for run in each.values()]
+            # One that is not known yet counts all the same.
+            ps = [1.0 if found[place].p is None else found[place].p for place in primary]
+            for place, p in zip(primary, multipletests(ps, method="holm")[1], strict=True):
+                known = found[place].p is not None
+                found[place] = replace(found[place], adjusted=float(p) if known else None)
+        return found
+
+    def _evaluate(self, contrast: Contrast) -> Contrasted:
+        if self.effects is not None:
+            fits = None if self.effects.unknown else self.effects.contrast(contrast)
+            return Contrasted(contrast, Sample(), fits)
+        runs = {each.variant: each.runs for each in self.summaries if each.variant in contrast.weights}
+        results = [run for each in runs.values() for run in each.values()]
         differing = list_values(results, validation_text)
         if self.measure in ("val_loss", "train_loss"):
             differing = differing or list_values(results, tokenizer)
         if differing:
-            return Contrasted(contrast, Sample(), False, f"several texts or tokenizers: {differing}")
-        plus, minus = ([collect_values(each, self.result) for each in side] for side in sides)
-        values = {
-            seed: mean_of(each[seed] for each in plus) - mean_of(each[seed] for each in minus)
+            return Contrasted(contrast, Sample(), left_out=f"several texts or tokenizers: {differing}")
+        values = {name: collect_values(each, self.result) for name, each in runs.items()}
+        found = {
+            seed: sum(weight * values[name][seed] for name, weight in contrast.weights.items())
             for seed in self.study.file.seeds
-            if all(seed in each for each in (*plus, *minus))
+            if all(seed in each for each in values.values())
         }
-        return Contrasted(contrast, Sample(values), other_seeds(every))
+        return Contrasted(contrast, Sample(found), other_seeds=other_seeds(list(runs.values())))
 
     @cached_property
-    def behind(self) -> set[str]:
-        """Names of the runs that fell behind the others of their variant; see ranks.fell_behind. In a design,
-        whose variants have few runs, behind the robust fit."""
-        found = set()
-        for name, summaries in self.summaries.items():
-            variants = {each.variant: each for each in summaries}
-            if name in self.effects:
-                behind = self.effects[name].behind
-            else:
-                values = {variant: each.values for variant, each in variants.items()}
-                behind = find_behind(values, self.better == "higher")
-            found |= {variants[variant].runs[seed].planned.name for variant, seed in behind}
-        return found
+    def outliers(self) -> set[str]:
+        """Names of the runs that are worse than the others of their variant by more than FAR robust standard
+        deviations; see ranks.find_outliers. In a design, whose variants have few runs, than the robust
+        fit."""
+        runs = {each.variant: each.runs for each in self.summaries}
+        if self.effects is not None:
+            found = self.effects.outliers
+        else:
+            blocks = group_blocks(self.study)
+            values = {each.variant: each.values for each in self.summaries}
+            found = [
+                each
+                for names in blocks
+                for each in find_outliers({name: values[name] for name in names}, self.better == "higher")
+            ]
+        return {runs[variant][seed].planned.name for variant, seed in found}
 
     @property
     def caveats(self) -> list[str]:
         """The notes, and why contrasts are left out."""
         left_out = [each for each in self.contrasted if each.left_out]
         return [*self.notes, *(f"contrast {each.contrast.name}: {each.left_out}" for each in left_out)]
+
+
+def group_blocks(study: Study) -> list[list[str]]:
+    """Full names of the variants that are compared with each other, directly or through others; all of a
+    study without a baseline."""
+    if study.design is not None:
+        return [list(study.variants)]
+    blocks: dict[str, list[str]] = {}
+    for name in study.variants:
+        root = name
+        for _ in study.variants:
+            root = study.variants[root].control or root
+        blocks.setdefault(root, []).append(name)
+    return list(blocks.values())
 
 
 def build_view(study: Study, results: Sequence[RunResult]) -> View:
@@ -335,21 +349,20 @@ def build_view(study: Study, results: Sequence[RunResult]) -> View:
         results: of load_results.
 
     Raises:
-        UserError: runs of one comparison were validated on different texts.
+        UserError: runs that are compared with each other were validated on different texts.
     """
     measure: str = study.file.measure
     notes = notes_on(results)
-    for comparison in study.comparisons:
-        label = f"{comparison.name}: " if comparison.name else ""
-        runs = [run for run in results if run.planned.comparison == comparison.name]
+    for names in group_blocks(study):
+        runs = [run for run in results if run.planned.variant in names]
         if texts := list_values(runs, validation_text):
             raise UserError(
-                f"study: {label}runs were validated on different texts: {texts}; give all the same data, or "
-                "the same validation.data"
+                f"study: runs were validated on different texts: {texts}; give all the same data, or the "
+                "same validation.data"
             )
         if sizes := list_values(runs, parameters):
-            notes.append(f"{label}the runs differ in the number of parameters: {sizes}")
+            notes.append(f"the runs differ in the number of parameters: {sizes}")
         if (tokenizers := list_values(runs, tokenizer)) and measure != "val_accuracy":
             measure = "val_bpb"
-            notes.append(f"{label}tokenizers differ, so bits per byte are compared: {tokenizers}")
+            notes.append(f"tokenizers differ, so bits per byte are compared: {tokenizers}")
     return View(study, results, measure, study.file.last_validations, notes)

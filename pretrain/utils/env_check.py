@@ -164,6 +164,8 @@ EXTRAS = {
     "gcsfs": "gcs",
     "jinja2": "study",
     "lm_eval": "eval",
+    "pandas": "study",
+    "patsy": "study",
     "s3fs": "s3",
     "statsmodels": "study",
     "tensorboard": "tensorboard",

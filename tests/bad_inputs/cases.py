@@ -317,7 +317,7 @@ def commands(run_flags: list[str]) -> list[Command]:
             "study power",
             "pretrain.study.command",
             "power study.yaml --sd 0.1 --effect 0.1",
-            "study.yaml --pilot --sd --effect --power --parallel",
+            "study.yaml --pilot --sd --effect --power",
             "study.yaml",
         ),
         make_command(

@@ -14,8 +14,8 @@ from pretrain.checkpoint.finder import checkpoint_path
 from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
 from pretrain.metrics.file import MetricsFile
 from pretrain.study.planned import PlannedRun, Study
+from pretrain.study.planning import parse_study
 from pretrain.study.results import LOGS, RunResult, State
-from pretrain.study.study_file import parse_study
 
 DATA = DataIdentity(tokenizer="0f0f0f0f0f0f", data=[("c0ffee00c0ffee00", "1")])
 WORLD = WorldRecord(code=["abc123abc123"], versions={"torch": "2.7.0"})

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from pretrain.metrics.file import encode
+from pretrain.study.register import describe_expectations
 from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
@@ -40,7 +41,7 @@ def write_report(view: View) -> list[Path]:
     """
     out = view.study.folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    tables, pictures = sections(view), design.draw(view, out) | draw_all(view, out)
+    tables, pictures = sections(view), draw_all(view, out)
     drawn = {name: path for name, path in pictures.items() if path}
     templates = Environment(
         loader=PackageLoader("pretrain.study.report", ""),
@@ -53,7 +54,7 @@ def write_report(view: View) -> list[Path]:
         opening=describe_opening(view),
         sections=tables,
         pictures={name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in drawn.items()},
-        left_out=[section.title for section in tables.values() if not section.tables]
+        left_out=[section.title for section in tables.values() if not section.rows]
         + [name for name in pictures if name not in drawn],
         power=POWER,
     )
@@ -68,6 +69,9 @@ def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
     return {
         "study": view.study.name,
         "title": view.study.title,
+        "question": view.study.file.question,
+        "predictions": view.study.file.predictions,
+        "status": view.study.file.status,
         "measure": view.measure,
         "better": view.better,
         "last_validations": view.last,
@@ -75,13 +79,10 @@ def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
         "notes": view.caveats,
         "unnamed_runs": find_unnamed_runs(view.study),
     } | {
-        name: {
-            title: [
-                {key: item.numbers() if isinstance(item, Sample) else item for key, item in row.items()}
-                for row in rows
-            ]
-            for title, rows in section.rows.items()
-        }
+        name: [
+            {key: item.numbers() if isinstance(item, Sample) else item for key, item in row.items()}
+            for row in section.rows
+        ]
         for name, section in tables.items()
     }
 
@@ -92,63 +93,56 @@ def terminal_lines(view: View) -> Iterator[str]:
     for heading, lines in describe_opening(view).items():
         yield from ["", heading, *(f"  {line}" for line in lines)] if lines else []
     for name, section in sections(view).items():
-        if name not in ON_A_TERMINAL:
-            continue
-        for title, table in section.tables.items():
-            if name == "results" and title in view.effects:
-                continue
-            yield from [
-                "",
-                section.title + (f", {title}" if title else ""),
-                *align_columns(table, left={0, 1}),
-            ]
+        if name in ON_A_TERMINAL and section.rows and not (name == "results" and view.effects):
+            yield from ["", section.title, *align_columns(section.table, left={0, 1})]
 
 
 def describe_opening(view: View) -> dict[str, list[str]]:
     """What is compared, how much of it there is, and what to know first: headings with their lines."""
-    study, compared = view.study, []
-    for comparison in study.comparisons:
-        where = f"{comparison.name}: " if comparison.name else ""
-        if comparison.design is not None:
-            compared.append(f"{where}{comparison.design.described}")
-            continue
-        others = ", ".join(name for name in comparison.variants if name != comparison.baseline)
-        compared.append(f"{where}{others or 'nothing'} with {comparison.baseline}")
-    compared += [f"contrast {contrast.name}: {contrast.formula}" for contrast in study.contrasts]
-    missing = [run for each in view.every for seed, run in each.runs.items() if seed not in each.values]
+    study = view.study
+    if study.design is not None:
+        compared = [study.design.described]
+    else:
+        others: dict[str, list[str]] = {}
+        for name, variant in study.variants.items():
+            if variant.control is not None:
+                others.setdefault(variant.control, []).append(name)
+        compared = [f"{', '.join(names)} with {control}" for control, names in others.items()] or ["nothing"]
+    compared += [f"contrast {each.name}: {each.formula}" for each in study.contrasts]
+    missing = [run for each in view.summaries for seed, run in each.runs.items() if seed not in each.values]
     begun = [f"{run.described}." for run in missing if run.state != "missing"]
     absent = [run.planned.name for run in missing if run.state == "missing"]
     seeds = ", ".join(map(str, study.file.seeds))
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
-    runs = [f"{finished} ({len(view.every)} variants, seeds {seeds})."]
+    runs = [f"{finished} ({len(view.summaries)} variants, seeds {seeds})."]
     if view.measure != study.file.measure:
         runs.append(f"The study asks for {study.file.measure}; {view.measure} is compared instead.")
     if unnamed := describe_unnamed(find_unnamed_runs(study)):
         runs.append(f"In no figure: {unnamed}.")
     return {
+        "Question": describe_expectations(study),
         "What is compared": [
             *compared,
-            f"By {view.describe_measure(view.measure)}; {view.better} is better.",
+            f"By {view.value}; {view.better} is better.",
         ],
         "Status": runs,
         "Not finished": begun + ([f"Not begun: {shorten_names(absent)}."] if absent else []),
-        "Runs that fell behind": describe_behind(view),
-        "Designs": list(design.describe_designs(view)),
+        "Outliers": describe_outliers(view),
+        "Effects": list(design.describe_design(view)),
         "Caveats": [f"{note}." for note in view.caveats],
         "What the intervals say": [describe_intervals(view)] if view.listed else [],
     }
 
 
-def describe_behind(view: View) -> list[str]:
-    """Which runs fell behind, by the rule that is stated; none is dropped."""
-    if not view.behind:
+def describe_outliers(view: View) -> list[str]:
+    """Which runs are outliers, by the rule that is stated; none is dropped."""
+    if not view.outliers:
         return []
-    fits = ["the median of their variant"] if len(view.effects) < len(view.summaries) else []
-    fits += ["the robust fit of their design"] if view.effects else []
-    rule = f"worse than {' or '.join(fits)} by more than {FAR:g} robust standard deviations"
-    of_all = len([run for each in view.every for run in each.values])
-    names = ", ".join(sorted(view.behind))
-    return [f"{len(view.behind)} of {of_all} ({rule}; they are in every figure): {names}."]
+    fit = "the robust fit" if view.effects else "the median of their variant"
+    rule = f"worse than {fit} by more than {FAR:g} robust standard deviations"
+    of_all = len([run for each in view.summaries for run in each.values])
+    names = ", ".join(sorted(view.outliers))
+    return [f"{len(view.outliers)} of {of_all} ({rule}; they are in every number): {names}."]
 
 
 def describe_intervals(view: View) -> str:

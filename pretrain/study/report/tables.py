@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 from model.declared import to_dict
 from model.heads import format_heads
-from pretrain.study.contrasts import full_name
-from pretrain.study.pilots.tuning import Tuned
 from pretrain.study.report import design
-from pretrain.study.report.figures import distance_differences, gap_over_tokens, halves, scores, tokens_saved
+from pretrain.study.report.design import interval, p_text
 from pretrain.study.settings import label
-from pretrain.study.statistics.paired import mean_of
-from pretrain.study.summaries import Contrasted, Sample, Summary, View
+from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
 from pretrain.utils.format import NOTHING, interval_text
 
+EVALUATION = "evaluation/"
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
 """Headings, and what a row says under them."""
@@ -25,55 +24,38 @@ Columns = dict[str, Callable[[Row], str]]
 
 @dataclass(frozen=True)
 class Section:
-    """Tables of one kind. How they are to be read is in the page's template."""
+    """A table. How it is to be read is in the page's template."""
 
     title: str
     columns: Columns
-    rows: dict[str, list[Row]]
-    """By comparison, whose name may be empty."""
+    rows: list[Row]
 
     @property
-    def tables(self) -> dict[str, list[list[str]]]:
-        """Headings and cells of the tables that have rows."""
-        return {
-            name: [[*self.columns], *([text(row) for text in self.columns.values()] for row in rows)]
-            for name, rows in self.rows.items()
-            if rows
-        }
+    def table(self) -> list[list[str]]:
+        """Headings and cells; empty without rows. Columns that are empty in all rows are left out."""
+        cells = {name: [text(row) for row in self.rows] for name, text in self.columns.items()}
+        shown = {name: column for name, column in cells.items() if any(column)}
+        return [[*shown], *map(list, zip(*shown.values(), strict=True))] if self.rows else []
 
 
 def sections(view: View) -> dict[str, Section]:
     """Every table of the report, by its name in results.json."""
-    rows: dict[str, Callable[[list[Summary]], list[Row]]] = {
-        "results": lambda summaries: [_result(view, summary) for summary in summaries],
-        "tokens_saved": lambda summaries: [
-            {"variant": summary.label, "saved": saved}
-            for summary in summaries
-            if (saved := tokens_saved(view, summary))
-        ],
-        "scores": lambda summaries: list(scores(summaries)),
-        "diagnostics": lambda summaries: list(halves(summaries)),
-        "runs": lambda summaries: [row for summary in summaries for row in _runs(view, summary)],
+    found = design.rows(view) | {
+        "results": [_result(summary) for summary in view.summaries],
+        "contrasts": [_contrast(view, contrasted) for contrasted in view.contrasted],
+        "tuned": [{"variant": name} | to_dict(each) for name, each in view.study.tuned.items()],
+        "scores": list(_scores(view.listed)),
+        "runs": [row for summary in view.summaries for row in _runs(view, summary)],
     }
-    found = {
-        name: {
-            title: take(each)
-            for title, each in (view.summaries if name in OF_DESIGNS else view.listed).items()
-        }
-        for name, take in rows.items()
-    }
-    found |= design.rows(view)
-    found["tuned"] = {"": [_make_tuned_row(name, tuned) for name, tuned in view.study.tuned.items()]}
-    found["halving"] = {"": [{**to_dict(each), "missed": each.may_be_missed} for each in view.study.rungs]}
-    found["contrasts"] = {"": [_contrast(view, contrasted) for contrasted in view.contrasted]}
-    return {name: Section(title, columns, found[name]) for name, (title, columns) in SECTIONS.items()}
+    columns = {**SECTIONS, "contrasts": ("Contrasts", FITTED if view.effects else CONTRASTS)}
+    return {name: Section(*columns[name], found[name]) for name in columns}
 
 
-def _result(view: View, summary: Summary) -> Row:
+def _result(summary: Summary) -> Row:
     return {
         "variant": summary.variant,
         "label": summary.label,
-        "baseline": None if summary.is_baseline else summary.baseline,
+        "baseline": summary.definition.control,
         "schedules": summary.schedules,
         "runs": len(summary.runs),
         "values": summary.values,
@@ -81,8 +63,6 @@ def _result(view: View, summary: Summary) -> Row:
         "tokens_per_second": summary.tokens_per_second,
         "parameters": summary.parameters,
         "training_flops": summary.training_flops,
-        "gap_over_tokens": gap_over_tokens(view, summary),
-        "attention_distance_differences": distance_differences(summary),
     }
 
 
@@ -90,15 +70,26 @@ def _contrast(view: View, found: Contrasted) -> Row:
     return {
         "name": found.contrast.name + (" (other seeds)" if found.other_seeds else ""),
         "formula": found.contrast.formula,
-        "plus": list(map(full_name, found.contrast.plus)),
-        "minus": list(map(full_name, found.contrast.minus)),
+        "weights": found.contrast.weights,
+        "primary": found.contrast.primary,
         "values": found.values,
+        "estimate": to_dict(found.fits[0]) if found.fits else None,
+        "robust": to_dict(found.fits[1]) if found.fits and found.fits[1] else None,
+        "p": found.p,
+        "adjusted": found.adjusted,
         "seeds": len(view.study.file.seeds),
     }
 
 
-def _make_tuned_row(name: str, tuned: Tuned) -> Row:
-    return {"variant": name, **to_dict(tuned)}
+def _scores(summaries: Sequence[Summary]) -> Iterator[Row]:
+    """A row for each zero-shot score and each variant that has it."""
+    rows = [row for summary in summaries for run in summary.finished for row in run.rows]
+    for key in sorted({key for row in rows for key in row if key.startswith(EVALUATION)}):
+        for summary in summaries:
+            score = methodcaller("result", key)
+            if values := collect_values(summary.runs, score):
+                own = {"task": key.removeprefix(EVALUATION), "variant": summary.label, "values": values}
+                yield own | {"differences": summary.differences_of(score)}
 
 
 def _runs(view: View, summary: Summary) -> list[Row]:
@@ -113,7 +104,7 @@ def _runs(view: View, summary: Summary) -> list[Row]:
             "steps": run.planned.run.steps,
             "result": summary.values.get(seed),
             "difference": summary.differences.get(seed),
-            "fell_behind": run.planned.name in view.behind,
+            "outlier": run.planned.name in view.outliers,
             "heads": run.model_config and run.model_config.heads,
             "code": run.world and run.world.code,
         }
@@ -127,11 +118,7 @@ def _difference(values: Sample) -> str:
     return interval_text(found.mean, found.low, found.high) if found else _number(values.mean, "+.4f")
 
 
-def _excludes_zero(values: Sample) -> str:
-    return NOTHING if not values.interval else "yes" if values.interval.excludes_zero else "no"
-
-
-def _format_typical(values: Sample) -> str:
+def _format_hodges_lehmann(values: Sample) -> str:
     """The Hodges-Lehmann estimate with its interval and the interval's level."""
     found = values.ranks
     if found is None:
@@ -160,19 +147,13 @@ def _range(numbers: Sequence[float], form: str) -> str:
     return " to ".join(texts) or NOTHING
 
 
-def _mean_saved(saved: dict[int, float | None]) -> str:
-    reached = [share for share in saved.values() if share is not None]
-    return f"{mean_of(reached):.1%}" if len(reached) == len(saved) else NOTHING
-
-
 RESULTS: Columns = {
     "variant": lambda row: row["label"],
     "heads": lambda row: " or ".join(map(format_heads, row["schedules"])),
     "runs": lambda row: f"{len(row['values'])} of {row['runs']}",
     "mean ± sd": lambda row: _format_spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
-    "excludes 0": lambda row: _excludes_zero(row["differences"]),
-    "typical Δ [exact interval, its level]": lambda row: _format_typical(row["differences"]),
+    "Hodges–Lehmann Δ [exact interval, its level]": lambda row: _format_hodges_lehmann(row["differences"]),
     "signed-rank p": lambda row: _rank_p(row["differences"]),
     "pairs": lambda row: str(len(row["differences"])) if row["baseline"] else NOTHING,
     "detectable Δ": lambda row: _number(row["differences"].detectable, ".4f"),
@@ -184,46 +165,38 @@ CONTRASTS: Columns = {
     "contrast": lambda row: row["name"],
     "of": lambda row: row["formula"],
     "mean [95 % interval]": lambda row: _difference(row["values"]),
-    "excludes 0": lambda row: _excludes_zero(row["values"]),
-    "typical [exact interval, its level]": lambda row: _format_typical(row["values"]),
+    "Hodges–Lehmann [exact interval, its level]": lambda row: _format_hodges_lehmann(row["values"]),
     "signed-rank p": lambda row: _rank_p(row["values"]),
+    "adjusted p": lambda row: p_text(row["adjusted"]),
     "detectable": lambda row: _number(row["values"].detectable, ".4f"),
     "seeds": lambda row: f"{len(row['values'])} of {row['seeds']}",
 }
-TOKENS: Columns = {
-    "variant": lambda row: row["variant"],
-    "mean": lambda row: _mean_saved(row["saved"]),
-    "by seed": lambda row: ", ".join(
-        f"{seed}: {'not reached' if share is None else f'{share:.1%}'}"
-        for seed, share in row["saved"].items()
-    ),
+FITTED: Columns = {
+    "contrast": lambda row: row["name"],
+    "of": lambda row: row["formula"],
+    "difference [95 % interval]": lambda row: interval(row["estimate"]),
+    "Huber's [95 % interval]": lambda row: interval(row["robust"]),
+    "p": lambda row: p_text(row["p"]),
+    "adjusted p": lambda row: p_text(row["adjusted"]),
 }
-MEASURED: Columns = {
-    "variant": lambda row: row["variant"],
-    "runs": lambda row: str(len(row["values"])),
-    "mean ± sd": lambda row: _format_spread(row["values"]),
-    "Δ [95 % interval]": lambda row: _difference(row["differences"]),
-}
+"""Of contrasts in a study without a baseline."""
 TUNED: Columns = {
     "variant": lambda row: row["variant"],
     "setting": lambda row: row["field"],
+    "values tried": lambda row: str(len(row["tried"])),
     "chosen": lambda row: label(row["value"]) + " (an edge)" * row["at_edge"],
     "mean of the pilots": lambda row: ", ".join(
         f"{label(value)}: {_number(mean, '.4f')}" for value, mean in row["tried"]
     ),
     "pilot seeds": lambda row: ", ".join(map(str, row["seeds"])),
 }
-HALVING: Columns = {
-    "rung": lambda row: str(row["rung"]),
+SCORES: Columns = {
+    "task/metric": lambda row: row["task"],
     "variant": lambda row: row["variant"],
-    "mean": lambda row: _number(row["mean"], ".4f"),
-    "goes on": lambda row: "yes" if row["kept"] else "no",
-    "behind the last that goes on": lambda row: _number(row["behind"], "+.4f"),
-    "lower end of 95 %": lambda row: _number(row["low"], "+.4f"),
-    "may be missed": lambda row: "yes" if row["missed"] else "",
+    "runs": lambda row: str(len(row["values"])),
+    "mean ± sd": lambda row: _format_spread(row["values"]),
+    "Δ [95 % interval]": lambda row: _difference(row["differences"]),
 }
-SCORES: Columns = {"task/metric": lambda row: row["task"]} | MEASURED
-HALVES: Columns = {"figure": lambda row: row["figure"], "step": lambda row: f"{row['step']:,}"} | MEASURED
 RUNS: Columns = {
     "run": lambda row: row["name"],
     "variant": lambda row: row["variant"],
@@ -233,19 +206,14 @@ RUNS: Columns = {
     "step": lambda row: f"{row['step']:,} of {row['steps']:,}",
     "result": lambda row: _number(row["result"], ".6f"),
     "Δ": lambda row: _number(row["difference"], "+.6f"),
-    "fell behind": lambda row: "yes" if row["fell_behind"] else "",
+    "outlier": lambda row: "yes" if row["outlier"] else "",
 }
 SECTIONS: dict[str, tuple[str, Columns]] = {
     **design.SECTIONS,
     "results": ("Results", RESULTS),
     "contrasts": ("Contrasts", CONTRASTS),
     "tuned": ("Tuned with pilot seeds", TUNED),
-    "halving": ("Dropped by halving", HALVING),
-    "tokens_saved": ("Tokens saved to reach the baseline's final loss", TOKENS),
     "scores": ("Zero-shot scores", SCORES),
-    "diagnostics": ("Diagnostics by half of the layers", HALVES),
     "runs": ("Runs", RUNS),
 }
 """Titles and columns, in the page's order."""
-OF_DESIGNS = {"results", "runs"}
-"""Tables that list a design's variants, too."""

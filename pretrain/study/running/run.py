@@ -1,4 +1,4 @@
-"""``python -m pretrain.study run``: pilots and rungs first where a study has them, then its runs."""
+"""``head-schedules study run``: pilots first where a study has them, then its runs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,14 @@ from pretrain.run.folder import RunLock
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.contrasts import full_name
-from pretrain.study.pilots.halving import RungResult, drop, write_kept
-from pretrain.study.pilots.tuning import choose_all, write_tuned
-from pretrain.study.planned import HIGHER_IS_BETTER, PlannedRun, Study
-from pretrain.study.results import (
-    STUDY_FILE,
-    check_settings,
-    list_unfinished,
-    load_results,
-    run_state,
-    shorten_names,
-)
+from pretrain.study.planned import HIGHER_IS_BETTER, STUDY_FILE, PlannedRun, Study
+from pretrain.study.planning import build_pilot, parse_study
+from pretrain.study.register import register
+from pretrain.study.results import check_settings, list_unfinished, load_results, run_state, shorten_names
 from pretrain.study.running.scheduler import Scheduler, Slot, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
-from pretrain.study.study_file import build_pilot, build_rung, parse_study
+from pretrain.study.tuning import choose_all, pilot_name, write_tuned
 from pretrain.utils.files import refuse_other_kind, write_atomically
 from pretrain.utils.format import print_lines
 
@@ -73,17 +65,12 @@ def run_study(study: Study, options: RunOptions) -> int:
         code, tuned = _tune(study, options)
         if not tuned:
             return code
-        study = parse_study(study.text, study.name, study.folder)
-    while study.next_rung:
-        code, done = _halve(study, options)
-        if not done:
-            return code
-        study = parse_study(study.text, study.name, study.folder)
+        study = parse_study(study.text, study.name, study.folder, source=study.source)
     check_settings(study)
     todo = list_unfinished(study)
     print_lines(*_describe_start(study, todo))
     if not todo:
-        print_lines(f"next     {study_command('report', study.folder)}")
+        print_lines(f"next     {study.command('report')}")
         return 0
     lines: list[list[str]] = []
     shares: list[Slot] = []
@@ -112,8 +99,8 @@ def run_study(study: Study, options: RunOptions) -> int:
     for name, reason in failed.items():
         print_lines(f"failed   {name}: {reason} (logs/{name}.log)")
     if left:
-        print_lines(f"continue {study_command('run', study.folder)}")
-    print_lines(f"next     {study_command('report', study.folder)}")
+        print_lines(f"continue {study.command('run')}")
+    print_lines(f"next     {study.command('report')}")
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return SOME_FAILED if failed else 0
@@ -130,40 +117,17 @@ def _tune(study: Study, options: RunOptions) -> tuple[int, bool]:
     if results is None:
         return code, False
     tried = {name: study.tried[name] for name in study.untuned}
+    results = {
+        pilot_name(name, value): results.get(pilot_name("-".join(study.variants[name].levels), value), {})
+        for name, (_, values) in tried.items()
+        for value in values
+    }
     tuned = choose_all(tried, study.file.pilot_seeds or [], results, study.file.measure in HIGHER_IS_BETTER)
     for name, found in tuned.items():
         edge = ", an edge of the values that were tried" if found.at_edge else ""
         print_lines(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
     if not options.dry_run:
         write_tuned(study.folder, {**study.tuned, **tuned})
-    return 0, not options.dry_run
-
-
-def _halve(study: Study, options: RunOptions) -> tuple[int, bool]:
-    """Train what is missing of the next rung, and drop variants when all its runs have been tried.
-
-    Returns:
-        The exit code, and whether the rung is finished.
-    """
-    rung, halving = study.next_rung, study.file.halving
-    assert rung is not None and halving is not None
-    print_lines(f"rung     {rung} of {len(halving.rungs)}: {halving.rungs[rung - 1]:.4g} of the steps")
-    short = build_rung(study)
-    code, results = _run_pilots(short, study, options)
-    if results is None:
-        return code, False
-    found: list[RungResult] = []
-    for comparison in short.comparisons:
-        names = [full_name((comparison.name, variant)) for variant in comparison.variants]
-        baseline = full_name((comparison.name, comparison.baseline or ""))
-        own = {name: results.get(name, {}) for name in names}
-        found += drop(rung, own, baseline, halving.keep, study.file.measure in HIGHER_IS_BETTER)
-    for each in found:
-        if not each.kept:
-            missed = ", and may be no worse than one that is kept" if each.may_be_missed else ""
-            print_lines(f"dropped  {each.variant}{missed}")
-    if not options.dry_run:
-        write_kept(study.folder, [*study.rungs, *found])
     return 0, not options.dry_run
 
 
@@ -180,15 +144,16 @@ def _run_pilots(
         if not options.dry_run:  # so that the study's folder can be named from now on
             study.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(study.folder / STUDY_FILE, study.text)
+            register(study)
         code = run_study(pilot, options)
         if options.dry_run or options.slurm or list_untried(pilot):
-            print_lines(f"then     {study_command('run', study.name)} again, when these runs are finished")
+            print_lines(f"then     {study.command('run')} again, when these runs are finished")
             return code, None
     results: dict[str, dict[int, float]] = {}
     for run in load_results(pilot):
         value = run.result(study.file.measure, study.file.last_validations)
         if value is not None:
-            results.setdefault(run.planned.full_name, {})[run.planned.seed] = value
+            results.setdefault(run.planned.variant, {})[run.planned.seed] = value
     return code, results
 
 
@@ -211,7 +176,7 @@ def _describe_start(study: Study, todo: Sequence[PlannedRun]) -> list[str]:
     return [
         f"study    {study.name}: {study.title}",
         f"runs     {len(study.runs)}: {variants}, in {study.folder}",
-        *(f"design   {each.design.described}" for each in study.comparisons if each.design),
+        *([f"design   {study.design.described}"] if study.design else []),
         f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs",
     ]
 
@@ -224,8 +189,3 @@ def _devices() -> list[str]:
         return []
     given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return given or [str(index) for index in range(torch.cuda.device_count())]
-
-
-def study_command(command: str, study: object) -> str:
-    """A command line about a study, to be copied."""
-    return shlex.join(["python", "-m", "pretrain.study", command, str(study)])

@@ -20,12 +20,13 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import ROOT, find_ds_config
 from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
+from pretrain.runtime.hardware import SHARING
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.planned import PlannedRun, Study
+from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
+from pretrain.study.register import register
 from pretrain.study.results import (
     CONFIGS,
     LOGS,
-    STUDY_FILE,
     TASKS_FILE,
     failed_mark,
     list_unfinished,
@@ -36,6 +37,8 @@ from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.format import human_seconds, print_lines
 
 POLL_SECONDS = 0.2
+MOST_SHARING = 16
+"""Runs at a time for each GPU, or core."""
 
 
 @dataclass
@@ -47,6 +50,8 @@ class Slot:
     """CUDA devices; empty on a machine without."""
     threads: int | None = None
     """CPU threads of each rank; None leaves it to the run."""
+    sharing: int = 1
+    """How many runs train at a time in the memory of its devices, or of the machine without them."""
 
 
 @dataclass
@@ -61,20 +66,22 @@ class _Running:
 def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     """Share a machine among *parallel* runs: its GPUs where it has any, else its cores.
 
+    Several runs may share one of them, and each is told its share of the memory.
+
     Raises:
-        UserError: more runs at a time than GPUs, or than cores.
+        UserError: more than MOST_SHARING runs for each GPU, or each core.
     """
-    most, what = (len(devices), "GPU") if devices else (cores, "core")
-    if parallel > most:
-        raise UserError(
-            f"parallel: {parallel} runs at a time on {most} {what}{'s' if most > 1 else ''}; give at most "
-            f"{most}"
-        )
+    count, what = (len(devices), "GPU") if devices else (cores, "core")
+    if parallel > MOST_SHARING * count:
+        where = f"{count} {what}{'s' if count > 1 else ''}"
+        most = MOST_SHARING * count
+        raise UserError(f"parallel: {parallel} runs at a time on {where}; give at most {most}")
     if not devices:
-        threads = None if parallel == 1 else cores // parallel
-        return [Slot(index, threads=threads) for index in range(parallel)]
-    each = len(devices) // parallel
-    return [Slot(index, list(devices[index * each : (index + 1) * each])) for index in range(parallel)]
+        threads = None if parallel == 1 else max(1, cores // parallel)
+        return [Slot(index, threads=threads, sharing=parallel) for index in range(parallel)]
+    each, sharing = max(1, count // parallel), -(-parallel // count)
+    starts = [index * each % count for index in range(parallel)]
+    return [Slot(index, list(devices[at : at + each]), None, sharing) for index, at in enumerate(starts)]
 
 
 def rank_numbers(run: RunConfig) -> list[int]:
@@ -123,11 +130,13 @@ def run_command_line(
     if slot.threads and planned.run.threads is None and not begun:
         arguments += ["--threads", str(max(1, slot.threads // ranks))]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(slot.devices[:ranks])} if slot.devices else {}
+    if slot.sharing > 1:
+        environment[SHARING] = str(slot.sharing)
     main = str(ROOT / "pretrain" / "main.py")
     if ranks == 1:
         return [sys.executable, main, *arguments], environment
     launcher = [str(Path(sys.executable).with_name("deepspeed"))]
-    if not environment:  # given a number, DeepSpeed would take the machine's first devices
+    if not slot.devices:  # given a number, DeepSpeed would take the machine's first devices
         launcher += ["--num_accelerators", str(ranks)]
     return [*launcher, main, *arguments], environment
 
@@ -167,8 +176,8 @@ def check_runs(study: Study) -> None:
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
-    """Write the study's file, the numbers of its runs (TASKS_FILE) and a recipe for each, or for *runs*, into
-    its folder.
+    """Write the study's file, the numbers of its runs (TASKS_FILE), what it expects (register) and a recipe
+    for each run, or for *runs*, into its folder.
 
     Writers of one study at a time write the same bytes.
 
@@ -183,6 +192,7 @@ def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
         write_atomically(study.folder / CONFIGS / f"{planned.name}.yaml", recipe)
     write_atomically(study.folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study)))
     write_atomically(study.folder / STUDY_FILE, study.text)
+    register(study)
 
 
 class Scheduler:
@@ -196,11 +206,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        study: Study,
-        shares: Sequence[Slot],
-        stream: TextIO | None = None,
-        every: float = 15.0,
+        self, study: Study, shares: Sequence[Slot], stream: TextIO | None = None, every: float = 15.0
     ) -> None:
         self.study = study
         self.stream = sys.stdout if stream is None else stream

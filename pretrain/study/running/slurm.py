@@ -35,10 +35,7 @@ def format_array(numbers: Sequence[int], parallel: int | None = None) -> str:
 
 
 def sbatch_commands(
-    study: Study,
-    todo: Sequence[PlannedRun],
-    parallel: int | None = None,
-    options: Sequence[str] = (),
+    study: Study, todo: Sequence[PlannedRun], parallel: int | None = None, options: Sequence[str] = ()
 ) -> list[list[str]]:
     """The lines that submit runs of a study; the script reads the study's folder.
 

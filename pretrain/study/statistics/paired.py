@@ -6,7 +6,7 @@ Nothing here knows of runs. scipy is imported where it is used, because that tak
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -31,6 +31,8 @@ class Interval:
     sd: float
     """Sample standard deviation, n - 1 in its denominator."""
     count: int
+    p: float = math.nan
+    """Of the two-sided t-test of zero."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -49,7 +51,14 @@ def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE
         return Interval(mean, math.nan, math.nan, math.nan, count)
     sd = stdev(differences)
     half = t_quantile(count - 1, confidence) * sd / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, sd, count)
+    return Interval(mean, mean - half, mean + half, sd, count, _t_test(mean, sd, count))
+
+
+def _t_test(mean: float, sd: float, count: int) -> float:
+    """p of the two-sided test of zero; 0 or 1 for equal values."""
+    from scipy.stats import t
+
+    return float(2 * t.sf(abs(mean) / sd * math.sqrt(count), count - 1)) if sd else float(mean == 0)
 
 
 @lru_cache
@@ -152,50 +161,6 @@ def pooled_sd(groups: Sequence[Sequence[float]]) -> float:
     degrees = sum(len(group) - 1 for group in groups)
     squares = math.fsum(float(np.var(group)) * len(group) for group in groups)
     return math.sqrt(squares / degrees) if degrees else math.nan
-
-
-def effective_degrees(groups: Sequence[Sequence[tuple[Hashable, Hashable]]]) -> float:
-    """Degrees of freedom of the pooled_sd of groups of differences between runs, which may share runs.
-
-    With D the runs' signs in each difference and C what subtracts each group's mean, the sum of squares is
-    x' (CD)' CD x. For independent normal runs x of equal variance its first two moments are those of a χ² of
-    tr(M)² / tr(M²) degrees, M = (CD)' CD (Satterthwaite, Biometrics Bulletin 2, 1946). Without shared runs
-    these are Σ_g (n_g - 1).
-
-    Args:
-        groups: of each difference, a name of the run and one of the run that is subtracted.
-
-    Returns:
-        NaN if no group has two differences.
-    """
-    from scipy.sparse import csr_array
-
-    pairs = [pair for group in groups for pair in group]
-    sizes = np.array([len(group) for group in groups], dtype=int)
-    runs = {run: column for column, run in enumerate(dict.fromkeys(run for pair in pairs for run in pair))}
-    rows = np.arange(len(pairs))
-    signs = csr_array(
-        (
-            np.tile([1.0, -1.0], len(pairs)),
-            (np.repeat(rows, 2), np.array([runs[run] for pair in pairs for run in pair], dtype=int)),
-        ),
-        shape=(len(pairs), len(runs)),
-    )
-    weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes)
-    means = csr_array(
-        (weights, (np.repeat(np.arange(len(groups)), sizes), rows)), shape=(len(groups), len(pairs))
-    )
-    centred = signs - means.T @ (means @ signs)
-    moments = centred.T @ centred
-    return float(moments.trace() ** 2 / moments.power(2).sum()) if max(sizes, default=0) > 1 else math.nan
-
-
-def sd_interval(sd: float, degrees: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Confidence interval of the sd of normal values, sd √(degrees / χ²); NaN for NaN degrees."""
-    from scipy.stats import chi2
-
-    low, high = sd * np.sqrt(degrees / np.array(chi2.interval(confidence, degrees))[::-1])
-    return float(low), float(high)
 
 
 # ---------------------------------------------------------------------- curves

@@ -1,5 +1,5 @@
-"""Statistics that few values far from the others move little: signed ranks of paired differences, and runs
-that fell behind.
+"""Statistics that few values far from the others move little: signed ranks of paired differences, and
+outliers.
 
 Nothing here knows of runs. scipy is imported where it is used, because that takes a while.
 """
@@ -19,14 +19,10 @@ from numpy.typing import NDArray
 from pretrain.study.statistics.paired import CONFIDENCE
 
 FAR = 4.0
-"""In robust standard deviations: a run that is worse than its variant's median by more fell behind."""
+"""In robust standard deviations: a run that is worse than its variant's median by more is an outlier."""
 TO_SD = 1 / (math.sqrt(2) * 0.6744897501960817)
 """What makes the median distance of two normal values their standard deviation: 0.674 is the third quartile
 of a standard normal."""
-MOST_PAIRS = 200
-"""Above so many, signed_rank_pairs gives up."""
-STUDIES = 2000
-"""Simulated for a power."""
 
 
 @dataclass(frozen=True)
@@ -81,54 +77,7 @@ def _null(count: int) -> NDArray[np.float64]:
     return probabilities
 
 
-def smallest_p(pairs: int, tests: int = 1) -> float:
-    """The smallest p that the signed-rank test can give for so many pairs, adjusted for *tests* (Holm)."""
-    return min(1.0, tests * 2.0 ** (1 - pairs))
-
-
-# ---------------------------------------------------------------------- power
-
-
-def signed_rank_power(
-    effect: float, tails: Sequence[float], pairs: int, level: float = 0.05, seed: int = 0
-) -> float:
-    """Probability that a two-sided signed-rank test finds a true difference, by simulation.
-
-    Args:
-        effect: the true difference, in the unit of *tails*.
-        tails: differences around zero, of which the simulated ones are drawn, with either sign.
-        pairs: how many a study has.
-        seed: of the simulation.
-    """
-    generator = np.random.default_rng(seed)
-    drawn = generator.choice(np.asarray(tails), size=(STUDIES, pairs))
-    drawn = effect + drawn * generator.choice([-1.0, 1.0], size=drawn.shape)
-    # Draws of one value are ties, which are broken at random.
-    drawn += 1e-9 * np.abs(drawn).max() * generator.uniform(-1, 1, size=drawn.shape)
-    ranks = np.argsort(np.argsort(np.abs(drawn), axis=1), axis=1) + 1
-    sums = np.sum(ranks * (drawn > 0), axis=1)
-    cumulative = np.cumsum(_null(pairs))
-    largest = pairs * (pairs + 1) // 2
-    p = 2 * cumulative[np.minimum(sums, largest - sums)]
-    return float(np.mean(p <= level))
-
-
-def signed_rank_pairs(effect: float, tails: Sequence[float], power: float = 0.8) -> int | None:
-    """Fewest pairs with which the signed-rank test at 5 % finds *effect* with this power, by simulation; None
-    if more than MOST_PAIRS are needed."""
-    low, high = 5, 6  # five pairs can reach no p below 0.05
-    while signed_rank_power(effect, tails, high) < power:
-        if high >= MOST_PAIRS:
-            return None
-        low, high = high, min(2 * high, MOST_PAIRS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = signed_rank_power(effect, tails, middle) >= power
-        low, high = (low, middle) if found else (middle, high)
-    return high
-
-
-# ---------------------------------------------------------------------- runs that fell behind
+# ---------------------------------------------------------------------- outliers
 
 
 def robust_sd(groups: Sequence[Sequence[float]]) -> float:
@@ -143,7 +92,7 @@ def robust_sd(groups: Sequence[Sequence[float]]) -> float:
     return TO_SD * (typical or median([distance for distance in distances if distance] or [0.0]))
 
 
-def find_behind(
+def find_outliers(
     values: Mapping[str, Mapping[int, float]], higher_is_better: bool = False
 ) -> list[tuple[str, int]]:
     """The runs that are worse than the median of their variant by more than FAR pooled robust standard

@@ -16,7 +16,7 @@ INNER = {
     "pretrain-prepare": ["inspect", "verify", "labelled"],
     "pretrain-presets": ["exchange"],
     "pretrain-evaluation": ["save"],
-    "pretrain-study": ["run", "list", "report", "power", "task"],
+    "pretrain-study": ["run", "list", "report", "power", "task", "schema"],
 }
 COMMANDS = [(name, *inner.split()) for name in SCRIPTS for inner in ["", *INNER.get(name, [])]]
 COMMANDS.remove(("pretrain-train",))

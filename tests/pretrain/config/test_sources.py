@@ -24,7 +24,7 @@ from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sections import OptimizerConfig
 from pretrain.config.sources import SECTIONS, diff_settings, flatten, load_run_config, make_run
-from pretrain.study.study_file import parse_study
+from pretrain.study.planning import parse_study
 from tests.helpers.fuzzing import fixed
 from tests.helpers.refusals import refused
 
@@ -294,25 +294,9 @@ def test_equal_variants_are_rejected(tmp_path):
         with refused("variants: 'b' is not valid; its runs are those of a"):
             parse_study(study(same), "s", tmp_path)
     parse_study(study("{a: {}, b: {seed_shift: 1}}"), "s", tmp_path)
-    tuned = "seeds: 1\npilot_seeds: [5]\nrates: [1.0e-3, 2.0e-3]\nbaseline: a\nvariants: "
+    tuned = "seeds: 1\npilot_seeds: [5]\nbaseline: a\ntune: {muon.learning_rate: [0.1, 0.2]}\nvariants: "
     with refused("its runs are those of a"):
         parse_study(tuned + "{a: {}, b: {muon.learning_rate: 0.5}}", "s", tmp_path)
-
-
-def test_a_dotted_setting_of_a_study_does_not_beat_what_it_varies(tmp_path):
-    head = "seeds: 1\nrecipe: micro\nsettings: {optimizer.learning_rate: 5.0e-3}\n"
-    variants = head + "baseline: a\nvariants: {a: {}, b: {optimizer: {learning_rate: 1.0e-3}}}\n"
-    factors = head + (
-        "design: {kind: full, factors: {optimizer.learning_rate: [1.0e-3, 2.0e-3], steps: [50, 60]}}\n"
-    )
-    rates = [planned.run.optimizer.learning_rate for planned in parse_study(variants, "s", tmp_path).runs]
-    assert rates == [5e-3, 1e-3]
-    rates = [planned.run.optimizer.learning_rate for planned in parse_study(factors, "s", tmp_path).runs]
-    assert sorted(rates) == [1e-3, 1e-3, 2e-3, 2e-3]
-    muon = "seeds: 1\npilot_seeds: [3]\nrates: [1.0e-3, 2.0e-3]\nbaseline: a\nrecipe: micro\n" + (
-        "variants: {a: {}, b: {optimizer.kind: muon}}\n"
-    )
-    assert parse_study(muon, "s", tmp_path).tried["b"][0] == "muon.learning_rate"
 
 
 def test_a_study_without_a_recipe_changes_no_model_of_a_file(tmp_path):

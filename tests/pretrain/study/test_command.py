@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pretrain.run.folder import RunLock
 from pretrain.study.command import main
+from pretrain.study.planning import parse_study
 from pretrain.study.running import run, slurm
 from pretrain.study.running.scheduler import write_study
 from pretrain.study.running.slurm import format_array
-from pretrain.study.study_file import parse_study
 from tests.pretrain.study.running.test_scheduler import TEXT
 
 
@@ -32,7 +34,7 @@ def test_list_names_the_studies(capsys):
 
 def test_a_flag_of_another_command_is_refused_with_the_commands_that_have_it(capsys):
     for given, line in {
-        "list --parallel 2": "--parallel: not a flag of this command, but of 'run' and 'power'",
+        "list --parallel 2": "--parallel: not a flag of this command, but of 'run'",
         "list --paralel 2": "--paralel: unknown flag; did you mean '--parallel'?",
     }.items():
         assert main(given.split()) == 2
@@ -75,7 +77,9 @@ def test_an_array_asks_for_no_more_ranks_than_the_batch_allows(file, capsys, tmp
 
 
 def test_jobs_of_pilots_are_named_after_their_study(file, capsys, tmp_path):
-    (tmp_path / "tuned.yaml").write_text(TEXT + "rates: [1e-3, 2e-3]\npilot_seeds: [7]\n")
+    (tmp_path / "tuned.yaml").write_text(
+        TEXT + "tune: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\npilot_seeds: [7]\n"
+    )
     ((_, name, *_),) = submitted(["tuned.yaml"], capsys)
     assert name == "--job-name=tuned-pilot"
     pilots = tmp_path / "runs/tuned/pilot"
@@ -211,7 +215,7 @@ def test_a_task_writes_what_it_reads_and_says_how_many_ranks_share_its_batch(fil
         ds_config, config, ranks = capsys.readouterr().out.split()
         assert ds_config.endswith("ds_configs/zero2.json") and ranks == used
         assert config == str(tmp_path / "o/configs/prism-s2.yaml")
-        assert (tmp_path / "o/study.yaml").read_text() == TEXT
+        assert yaml.safe_load((tmp_path / "o/study.yaml").read_text())["baseline"] == "uniform"
 
 
 BAD_INPUT = [
@@ -228,7 +232,6 @@ BAD_INPUT = [
     ("report FILE", "does not exist; run it first"),
     ("report .", "has no study.yaml"),
     ("power FILE", "pilot: none is not valid; give the folder of a study"),
-    ("power FILE --sd 0.1 --parallel 0", "parallel: 0 is not valid"),
     ("power FILE --sd nan", "sd: nan is not valid"),
     ("power FILE --pilot none", "study: 'none' has no study.yaml"),
     ("", "COMMAND"),
@@ -278,3 +281,28 @@ def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
     monkeypatch.setattr("pretrain.assembly.data.open_data", lambda run, report: opened.append(run.data))
     assert main(["run", file, "--dry_run"]) == 0
     assert opened == ["mine"]
+
+
+def test_flags_replace_settings(file, capsys, tmp_path):
+    assert main(["list", file, "--settings.steps", "3", "--settings.optimizer.learning_rate", "1.0e-3"]) == 0
+    assert "0/3" in capsys.readouterr().out
+    assert main(["list", file, "--settings.stesp", "3"]) == 2
+    assert "did you mean '--settings.steps'" in capsys.readouterr().err
+    assert main(["task", file, "0", "--out", "o", "--settings.steps", "3"]) == 0
+    assert yaml.safe_load((tmp_path / "o/study.yaml").read_text())["settings"]["steps"] == 3
+
+
+def test_printed_commands_name_the_users_file_or_folder(file, capsys, tmp_path):
+    tune = "tune: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\npilot_seeds: [7]\n"
+    (tmp_path / "my.yaml").write_text(TEXT + tune)
+    assert main(["run", "my.yaml", "--dry_run", "--out", "o"]) == 0
+    assert "head-schedules study run my.yaml --out o again" in capsys.readouterr().out
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o/study.yaml").write_text(TEXT + tune)
+    assert main(["run", "o", "--dry_run"]) == 0
+    assert "head-schedules study run o again" in capsys.readouterr().out
+
+
+def test_the_schema_is_printed(capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["vary"]["description"].startswith("Factors")

@@ -6,7 +6,14 @@ from pretrain.runtime import version_check as agreement
 from pretrain.runtime.environment import is_launcher
 
 
-@pytest.mark.parametrize("command", ["python3.11 -m pretrain.study", "python /opt/env/bin/pretrain-study"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3.11 -m pretrain.study",
+        "python /opt/env/bin/pretrain-study",
+        "python /opt/env/bin/head-schedules study",
+    ],
+)
 def test_a_study_is_a_launcher_of_its_runs(command):
     assert is_launcher(f"/opt/env/bin/{command} run direction".split())
 

@@ -6,13 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from model.errors import UserError
+from pretrain.study.planning import parse_study
 from pretrain.study.power import Question, pilot_spread, power_lines, speed
-from pretrain.study.study_file import parse_study
 from pretrain.study.summaries import View
-from pretrain.utils.format import human_seconds
 from tests.helpers.planted_runs import result
 
 TEXT = """
@@ -39,12 +37,6 @@ LOSSES = {
 SD = 0.01 * (20 / 12) ** 0.5
 """Of the paired differences (-1, -3, -2) and (4, 3, 1) hundredths: squares of 2 and 4 2/3, 4 degrees of
 freedom."""
-
-
-@pytest.fixture(autouse=True)
-def on_a_cpu(monkeypatch):
-    """As the planted pilots."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
 
 
 def planted(folder, text=TEXT, losses=LOSSES, validations=1):
@@ -77,14 +69,9 @@ def asked(pilot, text=None, **question):
 # ---------------------------------------------------------------------- spread
 
 
-def test_the_spread_and_its_interval(pilot):
+def test_the_spread(pilot):
     found = pilot_spread(pilot)
     assert found.sd == pytest.approx(SD) and found.pairs == 6
-    degrees = (
-        4 * 4 / 5
-    )  # two variants share their baseline: Σ = σ² (I + J), (tr Σ)² / tr Σ² of 2 is 1.6 for each of 2
-    limits = [SD * (degrees / stats.chi2.ppf(share, degrees)) ** 0.5 for share in (0.975, 0.025)]
-    assert [found.low, found.high] == pytest.approx(limits)
 
 
 def test_pairs_of_other_seeds_and_losses_that_are_not_finite_are_left_out_and_said(tmp_path):
@@ -98,25 +85,17 @@ def test_pairs_of_other_seeds_and_losses_that_are_not_finite_are_left_out_and_sa
     )
 
 
-def test_variants_are_compared_with_what_they_name_in_every_comparison(tmp_path):
+def test_variants_are_compared_with_what_they_name(tmp_path):
     text = """
 settings: {steps: 50}
 recipe: micro
 seeds: 2
-comparisons:
-  small:
-    baseline: a
-    variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
-  large: {recipe: tiny, baseline: a, variants: {a: {}, b: {model: uniform-tiny}}}
+baseline: a
+variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
 """
     pilot = planted(tmp_path / "two", text, {"a": [1.0, 2.0], "b": [5.0, 6.2], "c": [0.0, 1.5]})
-    found = pilot_spread(pilot)
-    # b - a is 4.0, 4.2 twice, c - b is -5.0, -4.7; half the squared distance of two differences is their
-    # variance.
-    assert found.sd == pytest.approx(((0.2**2 / 2 * 2 + 0.3**2 / 2) / 3) ** 0.5)
-    # Runs in common: Σ of small is ((2, -1), (-1, 2)), that of large 2; each with one degree of freedom.
-    degrees = 6**2 / (4 + 4 + 1 + 1 + 4)
-    assert found.high == pytest.approx(found.sd * (degrees / stats.chi2.ppf(0.025, degrees)) ** 0.5)
+    # b - a is 4.0, 4.2, c - b is -5.0, -4.7; half the squared distance of two differences is their variance.
+    assert pilot_spread(pilot).sd == pytest.approx(((0.2**2 / 2 + 0.3**2 / 2) / 2) ** 0.5)
 
 
 # ---------------------------------------------------------------------- costs
@@ -126,20 +105,9 @@ def test_hours_from_the_pilots_speed(pilot):
     planned = pilot.study.runs[0]
     per_token = planned.run.build_model_config().flops_per_token()
     assert planned.flops == per_token * 50 * planned.run.global_batch_tokens
-    rate, source, at_a_time = speed(pilot, parallel=2)
-    assert rate == pytest.approx(np.median([run.flops / 30 for run in pilot.study.runs]))
-    assert source == f"median of runs of 4.23e+11 FLOPs in {pilot.study.folder} on cpu" and at_a_time == 2
-
-
-def test_without_pilots_the_speed_is_assumed_and_said_to_be(pilot, monkeypatch):
-    """And runs at a time share one processor."""
-    monkeypatch.setattr("pretrain.runtime.hardware.peak_flops", lambda device, dtype: (1e12, "a test"))
-    rate, source, at_a_time = speed(None, parallel=4)
-    assert rate == pytest.approx(0.06e12) and at_a_time == 1
-    assert source.startswith("a guess, not measured: 6% of the peak of 1.00e+12 FLOP/s")
-    total = sum(run.flops for run in pilot.study.runs)
-    (line,) = [line for line in power_lines(pilot.study, Question(sd=0.01)) if line.startswith("study")]
-    assert line.endswith(f"cost {total:.2e} FLOPs, {human_seconds(total / rate)} here")
+    assert speed(pilot) == pytest.approx(np.median([run.flops / 30 for run in pilot.study.runs]))
+    (line,) = [each for each in power_lines(pilot.study, Question(sd=0.01)) if each.startswith("study")]
+    assert line.endswith(f"cost {sum(run.flops for run in pilot.study.runs):.2e} FLOPs")
 
 
 def test_growth_is_an_upper_bound(pilot):
@@ -158,15 +126,12 @@ def test_growth_is_an_upper_bound(pilot):
 def test_the_lines(pilot):
     lines = asked(pilot)
     total = sum(run.flops for run in pilot.study.runs)  # 12 runs of 30 s
-    assert lines[:6] == [
-        "spread   sd 0.0129 (95 % interval 0.00741 to 0.0451) of paired differences of val_loss, from 6 "
-        f"pairs of 2 variants in {pilot.study.folder}",
-        "needed   6 seeds (4 to 42 over the interval of the spread) to find 0.02 with a power of 80%, by a "
-        "two-sided paired t-test at 5 %",
-        f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s here",
-        "ranks    7 seeds to find it by the signed-rank test, with tails as the pilot's (simulated)",
-        f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s here",
-        "least p  3 seeds reach 0.25 by the signed-rank test, and 0.75 adjusted for 3 comparisons",
+    assert lines[:4] == [
+        "spread   sd 0.0129 of paired differences of val_loss, from 6 pairs of 2 variants in "
+        f"{pilot.study.folder}",
+        "needed   6 seeds to find 0.02 with a power of 80%, by a two-sided paired t-test at 5 %",
+        f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s as the pilot",
+        f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s as the pilot",
     ]
     assert any(line.startswith("cost     4.23e+11 FLOPs a run") for line in lines)
 
@@ -174,7 +139,6 @@ def test_the_lines(pilot):
 def test_a_stated_spread_comes_before_the_pilots(pilot):
     lines = asked(pilot, sd=0.001)
     assert lines[0] == "spread   sd 0.001 of paired differences of val_loss, as stated"
-    assert f"speed    {speed(pilot, 1)[0]:.2e} FLOP/s a run, median" in "\n".join(lines)
 
 
 def test_the_question_comes_before_the_study(pilot):
@@ -194,12 +158,11 @@ def test_a_pilot_with_too_few_pairs(tmp_path, count):
         UserError, match=f"with {pairs} finished pairs is not valid; .*two or more seeds finished"
     ):
         asked(pilot)
-    assert "needed   5 seeds" in asked(pilot, sd=0.01)[1], "for the speed it will do"
+    assert "needed   5 seeds" in asked(pilot, sd=0.01)[1]
 
 
 @pytest.mark.parametrize(
-    "question",
-    [{"effect": 0.0}, {"effect": math.nan}, {"sd": -0.1}, {"power": 1.0}, {"power": 0.05}, {"parallel": 0}],
+    "question", [{"effect": 0.0}, {"effect": math.nan}, {"sd": -0.1}, {"power": 1.0}, {"power": 0.05}]
 )
 def test_bad_questions(question):
     (field,) = question

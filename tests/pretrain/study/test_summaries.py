@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pretrain.study.planning import parse_study
 from pretrain.study.results import RunResult
-from pretrain.study.study_file import parse_study
 from pretrain.study.summaries import View
 
 
@@ -40,7 +40,7 @@ def results_of(study, loss, states=None):
 
 def summaries(study, results, measure="val_loss", last=1):
     """By the variant's name."""
-    return {found.variant: found for found in View(study, results, measure, last).every}
+    return {found.variant: found for found in View(study, results, measure, last).summaries}
 
 
 @pytest.mark.parametrize(("seeds", "truth"), [(3, 0.0), (6, 0.02)])
@@ -92,7 +92,7 @@ variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
     study = parse_study(text, "against", Path("runs/against"))
     found = summaries(study, results_of(study, lambda run: {"a": 1.0, "b": 3.0, "c": 3.5}[run.variant]))
     assert found["c"].differences == {1: 0.5, 2: 0.5} and found["b"].differences == {1: 2.0, 2: 2.0}
-    assert found["a"].is_baseline and not found["a"].differences
+    assert found["a"].definition.control is None and not found["a"].differences
     assert {run.planned.variant for run in found["c"].controls.values()} == {"b"}
 
 

@@ -38,15 +38,15 @@ def view(study, loss, **options):
     return build_view(study, planted(study, loss, **options))
 
 
-def table_of(found, name, part=""):
+def table_of(found, name):
     """The rows of a section's table as dictionaries."""
-    headings, *rows = sections(found)[name].tables.get(part, [[]])
+    headings, *rows = sections(found)[name].table or [[]]
     return [dict(zip(headings, row, strict=True)) for row in rows]
 
 
-def rows_of(found, name="results", part=""):
+def rows_of(found, name="results"):
     """The same by their first cell."""
-    return {next(iter(row.values())): row for row in table_of(found, name, part)}
+    return {next(iter(row.values())): row for row in table_of(found, name)}
 
 
 def growing_view(variants, final, heads_at):

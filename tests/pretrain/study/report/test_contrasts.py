@@ -15,29 +15,29 @@ from tests.pretrain.study.report.conftest import planted, rows_of, small_study, 
 
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "falling": {"heads": "8,8,4,2"}}
 CONTRASTS = {
-    "order": {"plus": ["one.rising"], "minus": ["one.falling"]},
-    "order by width": {"plus": ["one.rising", "two.falling"], "minus": ["one.falling", "two.rising"]},
+    "order": "one.rising - one.falling",
+    "order by width": "(one.rising - one.falling) - (two.rising - two.falling)",
 }
-COMPARISON = {"baseline": "uniform", "variants": VARIANTS}
-COMPARISONS = {"one": COMPARISON, "two": {**COMPARISON, "settings": {"architecture": {"d_model": 256}}}}
+WIDTHS = {"width": {"one": {}, "two": {"architecture": {"d_model": 256}}}}
 LOSSES = {
     "one": {"uniform": [3.5, 3.6, 3.4], "rising": [3.48, 3.55, 3.44], "falling": [3.51, 3.57, 3.49]},
     "two": {"uniform": [3.1, 3.2, 3.0], "rising": [3.12, 3.21, 3.04], "falling": [3.11, 3.19, 3.01]},
 }
-ORDER = "contrast order: one.rising − one.falling"
+ORDER = "contrast order: one.rising - one.falling"
 
 
 def study_of(*folder):
-    return small_study(*folder, comparisons=COMPARISONS, contrasts=CONTRASTS)
+    return small_study(*folder, baseline="uniform", variants=VARIANTS, vary=WIDTHS, contrasts=CONTRASTS)
 
 
 def loss(run):
-    return LOSSES[run.comparison][run.variant][run.seed - 1]
+    width, variant = run.variant.split(".")
+    return LOSSES[width][variant][run.seed - 1]
 
 
 def of_two(value):
-    """An option of planted that the second comparison's runs have."""
-    return lambda run: value if run.comparison == "two" else None
+    """An option of planted that the runs of the second width have."""
+    return lambda run: value if run.variant.startswith("two") else None
 
 
 def test_values_and_intervals_by_hand():
@@ -45,8 +45,7 @@ def test_values_and_intervals_by_hand():
     assert order == pytest.approx({1: -0.03, 2: -0.02, 3: -0.05})
     expected = ttest_1samp([-0.03, -0.02, -0.05], 0).confidence_interval(0.95)
     assert (order.interval.low, order.interval.high) == pytest.approx(tuple(expected), abs=1e-9)
-    # A difference of differences is halved: two names on each side, of which the mean counts.
-    assert by_width == pytest.approx({1: -0.02, 2: -0.02, 3: -0.04})
+    assert by_width == pytest.approx({1: -0.04, 2: -0.04, 3: -0.08})  # a difference of differences, whole
     assert order.mean == pytest.approx(-0.1 / 3)
 
 
@@ -60,14 +59,22 @@ def test_the_table():
     found = view(study_of(), loss, without=("two-rising-s2",))
     rows = rows_of(found, "contrasts")
     assert list(rows) == ["order", "order by width"]
-    assert rows["order"]["of"] == "one.rising − one.falling" and rows["order"]["seeds"] == "3 of 3"
+    assert rows["order"]["of"] == "one.rising - one.falling" and rows["order"]["seeds"] == "3 of 3"
     assert rows["order"]["mean [95 % interval]"] == "-0.0333 [-0.0713, +0.0046]"
-    assert (
-        rows["order by width"]["of"]
-        == "mean of (one.rising, two.falling) − mean of (one.falling, two.rising)"
-    )
-    none = view(study_of(), loss, without=[run.name for run in study_of().runs if run.variant == "rising"])
+    none = view(study_of(), loss, without=[run.name for run in study_of().runs if "rising" in run.variant])
     assert {row["seeds"] for row in rows_of(none, "contrasts").values()} == {"0 of 3"}
+
+
+def test_p_is_adjusted_for_the_primary_ones_alone():
+    both = view(study_of(), loss).contrasted
+    ps = [ttest_1samp(list(each.values.values()), 0).pvalue for each in both]
+    assert [each.p for each in both] == pytest.approx(ps)
+    first, second = sorted(ps)
+    assert sorted(each.adjusted for each in both) == pytest.approx([2 * first, max(2 * first, second)])
+    study = small_study(
+        baseline="uniform", variants=VARIANTS, vary=WIDTHS, contrasts=CONTRASTS, primary=["order by width"]
+    )
+    assert [each.adjusted for each in view(study, loss).contrasted] == [None, pytest.approx(ps[1])]
 
 
 def test_they_are_among_the_intervals_that_are_counted():
@@ -90,7 +97,7 @@ def test_other_tokenizers_are_left_out_with_the_reason():
 
 def test_other_seeds_are_said():
     variants = {"uniform": {"heads": "8x4"}, "again": {"heads": "4x4", "seed_shift": 100}}
-    contrasts = {"again": {"plus": "again", "minus": "uniform"}}
+    contrasts = {"again": "again - uniform"}
     study = small_study(seeds=2, baseline="uniform", variants=variants, contrasts=contrasts)
     found = view(study, lambda run: 3.5 + 0.01 * run.run.seed)
     assert found.contrasted[0].other_seeds
@@ -117,8 +124,8 @@ def test_the_command_reports_contrasts_of_the_file_that_it_is_given(tmp_path, ca
     assert "-0.0333 [-0.0713, +0.0046]" in said
     assert "In no figure: the folder also holds 1 run that the study does not name: gone-s1." in page
     assert numbers["unnamed_runs"] == ["gone-s1"]
-    first = numbers["contrasts"][""][0]
-    assert (first["name"], first["plus"], first["minus"]) == ("order", ["one.rising"], ["one.falling"])
+    first = numbers["contrasts"][0]
+    assert (first["name"], first["weights"]) == ("order", {"one.rising": 1.0, "one.falling": -1.0})
     assert first["values"]["values"] == pytest.approx({"1": -0.03, "2": -0.02, "3": -0.05})
     assert first["values"]["interval"]["count"] == 3 and first["values"]["excludes_zero"] is False
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import contextmanager
-from statistics import stdev
 
 import pytest
 from PIL import Image
 
 from model.errors import UserError
 from pretrain.study.costs import head_history, training_flops
-from pretrain.study.pilots.tuning import Tuned, write_tuned
-from pretrain.study.report import pictures
-from pretrain.study.report.pictures import draw_all, half_width
-from pretrain.study.summaries import Sample
+from pretrain.study.report import drawing, pictures
+from pretrain.study.report.pictures import draw_all
+from pretrain.study.tuning import Tuned, write_tuned
 from tests.helpers.planted_runs import result
 from tests.pretrain.study.report.conftest import growing_view, small_study, view
 
@@ -27,7 +25,7 @@ LAYERS = 4
 @contextmanager
 def keeping_figures():
     """Yield a dict that gets every figure that is drawn, by its file's stem."""
-    made, original = {}, pictures.save_figure
+    made, original = {}, drawing.save_figure
 
     @contextmanager
     def kept(path, *arguments, **options):
@@ -36,28 +34,22 @@ def keeping_figures():
             yield figure, axes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "save_figure", kept)
+        patch.setattr(drawing, "save_figure", kept)
         yield made
 
 
 def full_view():
     """Two sizes of four schedules and a check of equal runs; one run is missing."""
     variants = {name: {"heads": heads} for name, heads in SCHEDULES.items()}
-    small = {"baseline": "uniform", "variants": variants | {"again": {"heads": "8x4", "seed_shift": 1000}}}
-    large = small | {"settings": {"architecture": {"d_model": 256}}}
-
-    def more(run):
-        return {
-            f"diagnostics/attention_distance/layer_{layer}": 40.0 + 10 * layer + count + run.seed
-            for layer, count in enumerate(run.run.build_model_config().heads)
-        }
+    sizes = {"size": {"small": {}, "large": {"architecture": {"d_model": 256}}}}
+    variants["again"] = {"heads": "8x4", "seed_shift": 1000}
 
     def losses(run):
-        wobble = 0.003 * ((7 * run.seed + len(run.variant)) % 5)
-        return 3.5 + EFFECTS[run.variant] + 0.02 * run.seed + wobble
+        wobble = 0.003 * ((7 * run.seed + len(run.definition.levels[1])) % 5)
+        return 3.5 + EFFECTS[run.definition.levels[1]] + 0.02 * run.seed + wobble
 
-    study = small_study(effect=0.02, comparisons={"small": small, "large": large})
-    return view(study, losses, more=more, without=("small-rising-s3",))
+    study = small_study(effect=0.02, baseline="uniform", variants=variants, vary=sizes)
+    return view(study, losses, without=("small-rising-s3",))
 
 
 def grown_view():
@@ -91,13 +83,8 @@ def places(line):
 
 def test_every_picture_is_drawn_and_is_a_png(drawn):
     folder, found, _ = drawn
-    # No heads grow, all variants of a comparison cost the same, and nothing was tuned.
-    assert {name for name, path in found.items() if not path} == {
-        "tuned",
-        "growing_heads",
-        "training_flops",
-        "parameters",
-    }
+    # No heads grow, nothing was tuned, and there is a baseline.
+    assert {name for name, path in found.items() if path} == {"results", "training_flops"}
     assert {path for path in found.values() if path} == set(folder.iterdir())
     for path in folder.iterdir():
         with Image.open(path) as image:
@@ -105,20 +92,20 @@ def test_every_picture_is_drawn_and_is_a_png(drawn):
             assert image.format == "PNG" and min(image.size) > 200
 
 
-def test_axes_and_rows_say_what_they_show(drawn):
-    axes = drawn[2]["results"].axes
-    labels = ["validation loss (nats)", "Δ validation loss (nats); lower is better"]
-    assert [axis.get_xlabel() for axis in axes] == 2 * labels
-    assert [axis.get_title() for axis in axes] == ["small", "small", "large", "large"]
-    rows = [label.get_text() for label in axes[0].get_yticklabels()]
-    assert rows == ["uniform (baseline)", "rising", "falling", "narrow", "again (other seeds)"]
-    axis = drawn[2]["gap_over_tokens"].axes[0]
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("tokens", "Δ validation loss (nats)")
-
-
 def test_the_forest_shows_every_pair_and_the_interval(drawn):
-    summary = full_view().summaries["large"][1]
-    axis, place = drawn[2]["results"].axes[3], 1
+    values, axis = drawn[2]["results"].axes
+    labels = ["validation loss (nats)", "Δ validation loss (nats); lower is better"]
+    assert [values.get_xlabel(), axis.get_xlabel()] == labels
+    rows = [label.get_text() for label in values.get_yticklabels()]
+    assert rows[:5] == [
+        "small.uniform (baseline)",
+        "small.rising",
+        "small.falling",
+        "small.narrow",
+        "small.again (other seeds)",
+    ]
+    summary, place = full_view().summaries[6], 6
+    assert rows[place] == summary.label == "large.rising"
     singles = next(line for line in axis.lines if list(line.get_ydata()) == [place] * 3)
     assert list(singles.get_xdata()) == pytest.approx(list(summary.differences.values()))
     (low, high) = next(
@@ -129,33 +116,21 @@ def test_the_forest_shows_every_pair_and_the_interval(drawn):
     assert (low, high) == pytest.approx((summary.differences.interval.low, summary.differences.interval.high))
 
 
-def test_gaps_over_tokens_layers_and_scale_are_those_of_the_pairs(drawn):
-    summaries = full_view().summaries
-    gap = next(line for line in drawn[2]["gap_over_tokens"].axes[1].lines if line.get_label() == "falling")
-    assert places(gap)[80 * 512] == pytest.approx(summaries["large"][2].differences.mean)
-    assert min(places(gap)) == 20 * 512  # of 80 steps the first quarter is left out
-    distance = drawn[2]["attention_distance_gap"].axes[0].lines[0]
-    assert list(distance.get_ydata()) == pytest.approx([2 - 8, 4 - 8, 0, 0])  # as planted: a token a head
-    means = [line for line in drawn[2]["gap_by_scale"].axes[0].lines if line.get_label() == "falling"]
-    expected = [summaries[name][2].differences.mean for name in ("small", "large")]
-    assert [line.get_ydata()[0] for line in means] == pytest.approx(expected)
-
-
 def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path):
     in_nats = full_view()
     in_bits = dataclasses.replace(in_nats, measure="val_bpb")
     with keeping_figures() as made:
         for name, found in (("nats", in_nats), ("bits", in_bits)):
-            pictures.draw_results(found, tmp_path / f"{name}.png")
+            pictures.draw_forest(found, tmp_path / f"{name}.png")
     assert [len(made[name].axes[1].patches) for name in ("nats", "bits")] == [1, 0]
 
 
 def test_pictures_without_figures_are_left_out(tmp_path):
-    (tmp_path / "total_heads.png").write_bytes(b"of an earlier report")
+    (tmp_path / "training_flops.png").write_bytes(b"of an earlier report")
     variants = {"control": {}, "slow": {"lr_rules": ["upper_qk"]}}
     drawn = draw_all(view(small_study(baseline="control", variants=variants), lambda run: 3.5), tmp_path)
-    assert {name for name, path in drawn.items() if path} == {"results", "gap_over_tokens"}
-    assert {path.name for path in tmp_path.iterdir()} == {"results.png", "gap_over_tokens.png"}
+    assert {name for name, path in drawn.items() if path} == {"results"}
+    assert {path.name for path in tmp_path.iterdir()} == {"results.png"}
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
@@ -165,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_the_history_of_heads_is_that_of_the_rows(grown):
-    uniform, growing = grown_view().summaries[""]
+    uniform, growing = grown_view().summaries
     history = dict(head_history(growing.runs[1]))
     assert [history[step][3] for step in (0, 20, 40, 80)] == [1, 2, 4, 4]
     assert head_history(uniform.runs[1]) == [(0, (8,) * 4), (80, (8,) * 4)]
@@ -184,7 +159,7 @@ def by_hand(heads):
 
 def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
     found = grown_view()
-    uniform, growing = (summary.runs[2] for summary in found.summaries[""])
+    uniform, growing = (summary.runs[2] for summary in found.summaries)
     tokens = 1024
     expected = tokens * (20 * by_hand(1) + 40 * by_hand(2) + 20 * by_hand(4))
     assert training_flops(growing) == pytest.approx(expected, rel=1e-12)
@@ -192,9 +167,8 @@ def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
     assert training_flops(result(found.study.runs[0], [])) is None  # without a checkpoint
 
 
-@pytest.mark.parametrize("name", ["training_flops", "parameters", "total_heads"])
-def test_costs_of_every_run_and_every_mean_are_drawn(grown, name):
-    (axis,) = grown[name].axes
+def test_costs_of_every_run_and_every_mean_are_drawn(grown):
+    (axis,) = grown["training_flops"].axes
     lines = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axis.lines]
     assert [len(line) for line in lines] == [2, 1, 2, 1]  # the runs of each variant and their mean
     assert [y for _, y in lines[2]] == pytest.approx([3.51, 3.52]) and lines[3][0][1] == pytest.approx(3.515)
@@ -205,7 +179,7 @@ def test_curves_of_pilots_and_what_they_chose(tmp_path):
     settings = {"steps": 80, "global_batch_tokens": 512}
     variants = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
     values = {"settings": settings, "baseline": "uniform", "variants": variants, "pilot_seeds": [9]}
-    values["rates"] = [1e-3, 2e-3, 4e-3]
+    values["tune"] = {"optimizer.learning_rate": [1e-3, 2e-3, 4e-3]}
     tried = [[1e-3, 4.1], [2e-3, 4.0], [4e-3, None]]
     tuned = {name: Tuned("optimizer.learning_rate", 2e-3, False, tried, [9]) for name in variants}
     write_tuned(tmp_path, tuned)
@@ -218,10 +192,3 @@ def test_curves_of_pilots_and_what_they_chose(tmp_path):
     assert places(curve) == {1e-3: 4.1, 2e-3: 4.0}  # the failed one is left out
     assert list(chosen.get_xdata()) == [2e-3, 2e-3]
     assert axis.get_xscale() == "log"
-
-
-def test_the_band_of_differences_is_the_interval_of_the_tables():
-    values = [0.1, 0.3, -0.05]
-    found = Sample(dict(enumerate(values))).interval
-    assert found is not None and half_width(values) == found.high - found.mean
-    assert half_width(values) > 2 * stdev(values)

@@ -8,20 +8,12 @@ from statistics import fmean, stdev
 import pytest
 from scipy.stats import nct, t
 
-from pretrain.study.report.figures import tokens_saved
 from pretrain.study.report.page import describe_opening
 from pretrain.study.report.tables import NOTHING
 from pretrain.study.results import load_results
 from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import plant, planted_rows, result
-from tests.pretrain.study.report.conftest import (
-    SETTINGS,
-    planted,
-    rows_of,
-    small_study,
-    table_of,
-    view,
-)
+from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, small_study, table_of, view
 
 # Three schedules of four layers with three seeds; losses in nats.
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "falling": {"heads": "8,8,4,2"}}
@@ -107,57 +99,8 @@ def test_what_is_special_about_differences_is_said():
 def test_a_run_with_too_few_validations_has_no_result():
     settings = SETTINGS | {"validation": {"every": 5}}
     found = finished(last_validations=9, settings=settings)  # the planted rows have eight
-    assert not found.summaries[""][0].values
+    assert not found.summaries[0].values
     assert describe_opening(found)["Not finished"][0] == "uniform-s1: finished at step 80 of 80."
-
-
-def test_tokens_saved_by_hand():
-    # Losses at 10, 20, … 80 steps of 512 tokens. The baseline ends at 3.0.
-    curves = {
-        "uniform-s1": [5, 4.5, 4, 3.8, 3.6, 3.4, 3.2, 3.0],
-        "rising-s1": [5, 4.4, 3.9, 3.7, 3.5, 3.2, 2.8, 2.7],  # crosses 3.0 halfway from step 60 to 70
-        "falling-s1": [5, 4.6, 4.2, 4.0, 3.8, 3.6, 3.4, 3.1],  # never
-        "uniform-s2": [5, 4.5, 4, 3.8, 3.6, 3.4, 3.2, 3.0],
-        "rising-s2": [5, 4.5, 4, 3.8, 3.6, 3.4, 3.2, 3.0],
-        "falling-s2": [5, 4.4, 3.9, 3.7, 3.5, 3.0, 2.9, 2.8],
-    }
-    study = three(seeds=2)
-    results = planted(study, lambda run: 3.0)
-    for run in results:
-        for row, loss in zip(run.rows, curves[run.planned.name], strict=True):
-            row["val_loss"] = float(loss)
-    found = build_view(study, results)
-    assert tokens_saved(found, found.summaries[""][1]) == pytest.approx({1: (80 - 65) / 80, 2: 0.0})
-    rows = rows_of(found, "tokens_saved")
-    assert rows["rising"]["by seed"] == "1: 18.8%, 2: 0.0%" and rows["rising"]["mean"] == "9.4%"
-    assert rows["falling"]["by seed"] == "1: not reached, 2: 25.0%"
-    assert rows["falling"]["mean"] == NOTHING
-
-
-def test_diagnostics_by_half_of_the_layers_by_hand():
-    """Early and late, of the finished runs that measured them, less the same seed's baseline."""
-    study = three()
-    results = planted(study, {name: loss for name, loss in FINALS.items() if name != "rising-s3"})
-    for run in results:
-        for at, row in ((0.5, run.rows[1:2]), (1.0, run.rows[-1:])):  # at steps 20 and 80
-            for layer in range(3):
-                value = at * (10 * layer + run.planned.seed + 4 * (run.planned.variant == "rising"))
-                row and row[0].update({f"diagnostics/path_energy/layer_{layer}": value})
-    found = build_view(study, results)
-    shown = table_of(found, "diagnostics")
-    rows = [tuple(row.values()) for row in shown if row["variant"] in ("uniform (baseline)", "rising")]
-    lower, upper = ("writes below R/‖X‖², lower half", "writes below R/‖X‖², upper half")
-    # Of three layers the last is the upper half (l of L with 2 l >= L): 20 + seed; the lower: 5 + seed.
-    assert rows == [
-        (lower, "20", "uniform (baseline)", "3", "3.5000 ± 0.5000", NOTHING),
-        (lower, "20", "rising", "2", "5.2500 ± 0.3536", "+2.0000 [+2.0000, +2.0000]"),
-        (lower, "80", "uniform (baseline)", "3", "7.0000 ± 1.0000", NOTHING),
-        (lower, "80", "rising", "2", "10.5000 ± 0.7071", "+4.0000 [+4.0000, +4.0000]"),
-        (upper, "20", "uniform (baseline)", "3", "11.0000 ± 0.5000", NOTHING),
-        (upper, "20", "rising", "2", "12.7500 ± 0.3536", "+2.0000 [+2.0000, +2.0000]"),
-        (upper, "80", "uniform (baseline)", "3", "22.0000 ± 1.0000", NOTHING),
-        (upper, "80", "rising", "2", "25.5000 ± 0.7071", "+4.0000 [+4.0000, +4.0000]"),
-    ]
 
 
 def test_scores_are_those_that_were_measured():
@@ -175,7 +118,7 @@ def test_scores_are_those_that_were_measured():
 def test_higher_accuracy_is_better():
     study = three(measure="val_accuracy", recipe="classification", settings={"steps": 80})
     found = view(study, FINALS, more=lambda run: {"val_accuracy": 0.5 + 0.01 * run.seed})
-    assert found.better == "higher" and "share of examples" in found.describe_measure("val_accuracy")
+    assert found.better == "higher" and "share of examples" in found.value
 
 
 def test_grown_heads_are_those_of_the_end():
@@ -199,11 +142,10 @@ def test_a_run_that_diverged_leaves_no_interval():
     assert rows_of(found, "runs")["rising-s2"]["result"] == "not finite"
 
 
-def test_several_comparisons_have_tables_of_their_own():
-    compared = {"baseline": "uniform", "variants": VARIANTS}
-    published = compared | {"settings": {"architecture": {"attention_scale": "none"}}}
-    study = small_study(seeds=2, comparisons={"scaled": compared, "published": published})
-    finals = {run.name: 3.6 if run.variant == "rising" else 3.5 for run in study.runs}
-    found = view(study, finals | {"published-rising-s1": 4.0})
-    assert rows_of(found, part="scaled")["rising"][GAP].startswith("+0.1000")
-    assert rows_of(found, part="published")["rising"][GAP].startswith("+0.3000")
+def test_a_factor_beside_variants_pairs_within_its_levels():
+    vary = {"scale": {"scaled": {}, "published": {"architecture": {"attention_scale": "none"}}}}
+    study = small_study(seeds=2, baseline="uniform", variants=VARIANTS, vary=vary)
+    finals = {run.name: 3.6 if "rising" in run.variant else 3.5 for run in study.runs}
+    rows = rows_of(view(study, finals | {"published-rising-s1": 4.0}))
+    assert rows["scaled.rising"][GAP].startswith("+0.1000")
+    assert rows["published.rising"][GAP].startswith("+0.3000")

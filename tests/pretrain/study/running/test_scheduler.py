@@ -11,14 +11,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from model.errors import UserError
+from pretrain.plan.micro_batch import device_memory
+from pretrain.runtime.hardware import SHARING
+from pretrain.study.planning import parse_study
 from pretrain.study.results import check_settings, list_unfinished, run_state
 from pretrain.study.running import scheduler
 from pretrain.study.running.scheduler import Scheduler, Slot, run_command_line, slots, write_study
-from pretrain.study.study_file import parse_study
 from tests.helpers.launch import ROOT
 
 STAND_IN = str(ROOT / "tests" / "helpers" / "stand_in_run.py")
@@ -48,13 +52,7 @@ def stand_in(monkeypatch):
         def command(study, planned, slot, begun):
             began.append((planned.name, slot.index, begun))
             words = options.get(planned.name.replace("-", "_"), options.get("every", "")).split()
-            return [
-                sys.executable,
-                STAND_IN,
-                str(planned.folder),
-                str(planned.run.steps),
-                *words,
-            ], {}
+            return [sys.executable, STAND_IN, str(planned.folder), str(planned.run.steps), *words], {}
 
         monkeypatch.setattr(scheduler, "run_command_line", command)
         return began
@@ -107,10 +105,7 @@ def when(happened, act):
 def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_in, tmp_path, number):
     stand_in(every="--seconds 0.5")
     training = Scheduler(study, [Slot(0), Slot(1)], io.StringIO())
-    when(
-        lambda: (tmp_path / "s/uniform-s1/metrics.jsonl").is_file(),
-        lambda: os.kill(os.getpid(), number),
-    )
+    when(lambda: (tmp_path / "s/uniform-s1/metrics.jsonl").is_file(), lambda: os.kill(os.getpid(), number))
     assert not training.run() and training.stopped == number
     states = [run_state(study, planned)[0] for planned in study.runs]
     assert states[0] == "unfinished" and set(states[2:]) == {"missing"}
@@ -156,11 +151,29 @@ def test_a_machine_is_shared():
     assert [slot.threads for slot in slots(2, [], 8)] == [4, 4]
     assert slots(1, [], 8)[0].threads is None
     assert [slot.devices for slot in slots(2, ["0", "1", "2", "3"], 8)] == [["0", "1"], ["2", "3"]]
-    with pytest.raises(UserError, match="parallel: 3 runs at a time on 2 cores; give at most 2"):
-        slots(3, [], 2)
-    with pytest.raises(UserError, match="parallel: 2 runs at a time on 1 GPU; give at most 1"):
-        slots(2, ["0"], 16)
+    with pytest.raises(UserError, match="parallel: 33 runs at a time on 2 cores; give at most 32"):
+        slots(33, [], 2)
+    with pytest.raises(UserError, match="parallel: 17 runs at a time on 1 GPU; give at most 16"):
+        slots(17, ["0"], 16)
     assert slots(2, ["GPU-a", "GPU-b"], 16)[1].devices == ["GPU-b"]
+
+
+def test_runs_that_share_a_device_have_a_share_of_its_memory(study, monkeypatch):
+    shared = slots(16, ["0"], 8)
+    assert [(slot.devices, slot.sharing) for slot in shared] == [(["0"], 16)] * 16
+    assert [slot.devices for slot in slots(3, ["0", "1"], 8)] == [["0"], ["1"], ["0"]]
+    assert {slot.sharing for slot in slots(3, ["0", "1"], 8)} == {2}
+    assert [(slot.threads, slot.sharing) for slot in slots(4, [], 2)] == [(1, 4)] * 4
+    _, environment = run_command_line(study, study.runs[0], shared[3], False)
+    assert environment == {"CUDA_VISIBLE_DEVICES": "0", SHARING: "16"}
+    whole, gpu = device_memory(torch.device("cpu")), SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setenv(SHARING, "16")
+    assert device_memory(torch.device("cuda")) == 5 << 30
+    assert device_memory(torch.device("cpu")) == whole // 16
+    monkeypatch.setenv(SHARING, "none")
+    with pytest.raises(UserError, match="RUNS_PER_DEVICE: 'none' is not valid"):
+        device_memory(torch.device("cpu"))
 
 
 def test_commands(study, tmp_path):

@@ -1,4 +1,4 @@
-"""Intervals, power and degrees of freedom against independent computations and drawn values."""
+"""Intervals and power against independent computations and drawn values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from scipy import stats
 from pretrain.study.statistics.paired import (
     MOST_PAIRS,
     detectable_effect,
-    effective_degrees,
     paired_interval,
     paired_power,
     pairs_needed,
     pooled_sd,
-    sd_interval,
     tokens_to_reach,
 )
 
@@ -34,6 +32,7 @@ def test_the_interval_is_that_of_scipy(confidence):
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
     assert (found.mean, found.sd) == pytest.approx((np.mean(DIFFERENCES), np.std(DIFFERENCES, ddof=1)))
     assert found.count == 5
+    assert found.p == pytest.approx(stats.ttest_1samp(DIFFERENCES, 0).pvalue)
 
 
 def test_one_pair_has_no_interval_and_none_no_mean():
@@ -95,54 +94,6 @@ def test_one_pair_detects_nothing():
 def test_pooled_by_hand():
     assert pooled_sd([[1, 3], [10, 11, 12], [7], []]) == pytest.approx(((2 + 2) / 3) ** 0.5)
     assert math.isnan(pooled_sd([[1.0], []])) and math.isnan(pooled_sd([]))
-
-
-def test_interval_of_an_sd_covers():
-    draws = np.random.default_rng(2).normal(0, 0.7, (4000, 5)).std(axis=1, ddof=1)
-    covered = [low <= 0.7 <= high for low, high in (sd_interval(sd, 4) for sd in draws)]
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.012)
-
-
-def between(variant, against, seeds):
-    """The runs of a variant's differences: of each seed, its own and that of what it is compared with."""
-    return [((variant, seed), (against, seed)) for seed in seeds]
-
-
-SHARED = {
-    "no run": ([between("a", "u", range(5)), between("b", "v", range(3))], 6),
-    "a baseline": ([between(name, "u", range(3)) for name in "abcdefgh"], 2 * 4 * 8 / 11),
-    "a chain": (
-        [between("a", "u", range(3)), between("b", "a", range(3)), between("c", "b", range(3))],
-        None,
-    ),
-    "seeds missing": (
-        [between("a", "u", range(6)), between("b", "u", (1, 4)), between("c", "a", (0, 1, 5))],
-        None,
-    ),
-}
-
-
-@pytest.mark.parametrize(("groups", "by_hand"), SHARED.values(), ids=SHARED)
-def test_the_spread_of_differences_that_share_runs(groups, by_hand):
-    """40,000 drawn pilots: twice the squared mean of pooled variances over their variance, and its interval's
-    cover."""
-    runs = list(dict.fromkeys(run for group in groups for pair in group for run in pair))
-    drawn = dict(zip(runs, np.random.default_rng(7).normal(size=(len(runs), 40_000)), strict=True))
-    differences = [np.stack([drawn[one] - drawn[other] for one, other in group]) for group in groups]
-    independent = sum(len(group) - 1 for group in groups)
-    variances = sum(group.var(axis=0) * len(group) for group in differences) / independent
-    found = effective_degrees(groups)
-    assert found == pytest.approx(2 * variances.mean() ** 2 / variances.var(), rel=0.03)  # 2 standard errors
-    assert found == pytest.approx(by_hand or found) and (found < independent - 0.1) == (by_hand != 6)
-    drawn_sd = pooled_sd([list(group[:, 0]) for group in differences])
-    assert drawn_sd == pytest.approx(variances[0] ** 0.5)
-    low, high = sd_interval(1.0, found)
-    assert np.mean((low**2 <= 2 / variances) & (2 / variances <= high**2)) == pytest.approx(0.95, abs=0.02)
-
-
-def test_without_two_differences_there_are_no_degrees_of_freedom():
-    for groups in ([], [[]], [between("a", "u", [1]), between("b", "u", [1])]):
-        assert math.isnan(effective_degrees(groups)) and all(map(math.isnan, sd_interval(1.0, math.nan)))
 
 
 # ---------------------------------------------------------------------- curves

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from pretrain.study.command import dispatch
-from pretrain.study.pilots.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
+from pretrain.study.planning import build_pilot, parse_study
 from pretrain.study.running.scheduler import Scheduler
-from pretrain.study.study_file import build_pilot, parse_study
 from pretrain.study.summaries import build_view
+from pretrain.study.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
 from tests.helpers.planted_runs import plant, result
 from tests.helpers.refusals import refused
 from tests.pretrain.study.report.conftest import table_of
@@ -23,14 +23,14 @@ STUDY = """
 title: Each at its best
 seeds: [1, 2]
 pilot_seeds: [11, 12]
-rates: [1.0e-3, 2.0e-3, 4.0e-3]
+tune: {optimizer.learning_rate: [1.0e-3, 2.0e-3, 4.0e-3]}
 settings: {steps: 80, global_batch_tokens: 512, optimizer: {weight_decay: 0.3}}
 baseline: plain
 variants:
   plain: {}
-  muon: {optimizer: {kind: muon}, seed_shift: 100}
-  slow: {against: muon, optimizer: {kind: muon}}
-contrasts: {"muon − plain": {plus: muon, minus: plain}}
+  muon: {optimizer: {kind: muon}, seed_shift: 100, tune: &muon {muon.learning_rate: [1.0e-3, 2.0e-3, 4.0e-3]}}
+  slow: {against: muon, optimizer: {kind: muon}, tune: *muon}
+contrasts: [muon - plain]
 """
 
 
@@ -90,13 +90,16 @@ def test_the_pilots_are_a_study_of_every_value():
         assert (own, run.optimizer.weight_decay, run.runs_dir) == (value, 0.3, "runs/it/pilot")
 
 
-def test_a_variant_may_have_rates_of_its_own():
-    variants = {"plain": {"rates": [5e-4, 7e-4]}, "muon": {}}
+def test_a_variant_may_have_values_of_its_own_or_alone():
+    own = {"tune": {"optimizer": {"learning_rate": [5e-4, 7e-4]}}}
+    variants = {"plain": {"tune": {"optimizer.learning_rate": [5e-4, 7e-4]}}, "other": {"heads": "4x4"}}
     found = build_pilot(study(variants=variants, contrasts=None))
     names = list(dict.fromkeys(planned.variant for planned in found.runs))
-    assert names == ["plain@0.0005", "plain@0.0007", "muon@0.001", "muon@0.002", "muon@0.004"]
-    with refused("variants.plain.rates: [0.0005, 0.0007] is not valid; give rates for the whole study, too"):
-        study(variants=variants, contrasts=None, rates=None, pilot_seeds=None)
+    assert names == ["plain@0.0005", "plain@0.0007", "other@0.001", "other@0.002", "other@0.004"]
+    alone = study(variants=variants, contrasts=None, tune=None)
+    assert list(alone.tried) == ["plain"] and len(build_pilot(alone).runs) == 4
+    with refused("variants.plain.tune.optimizer: "):
+        study(variants={"plain": own}, contrasts=None)
 
 
 def test_variants_may_have_names_that_yaml_reads_as_values():
@@ -106,24 +109,21 @@ def test_variants_may_have_names_that_yaml_reads_as_values():
 
 
 def test_any_one_field_is_tuned():
-    changes = {"rates": None, "tune": {"architecture.qk_norm": ["none", "weighted"]}, "contrasts": None}
+    variants = {"plain": {}, "muon": {"heads": "4x4"}}
+    tune = {"architecture.qk_norm": ["none", "weighted"]}
+    changes = {"tune": tune, "variants": variants, "contrasts": None}
     found = build_pilot(study(**changes))
     norms = {planned.variant: planned.run.build_model_config().qk_norm for planned in found.runs}
     assert norms["muon@weighted"] == "weighted"
     assert norms["plain@none"] == "none"
 
 
-def test_comparisons_are_tuned_each_in_its_own(tmp_path):
-    values = yaml.safe_load(STUDY)
-    variants = {key: values.pop(key) for key in ("variants", "baseline")}
-    values |= {"comparisons": {"one": variants, "two": {"baseline": "a", "variants": {"a": None}}}}
-    values.pop("contrasts")
-    found = parse_study(yaml.safe_dump({"recipe": "micro"} | values, sort_keys=False), "it", tmp_path)
-    assert found.tried["two.a"] == ("optimizer.learning_rate", [1e-3, 2e-3, 4e-3])
-    assert found.tried["one.slow"][0] == "muon.learning_rate"
-    names = {planned.full_name for planned in build_pilot(found).runs}
-    assert {"two.a@0.001", "one.slow@0.004"} <= names
-    assert len(names) == 12
+def test_combinations_are_tuned_each_by_itself(tmp_path):
+    vary = {"width": {"one": {}, "two": {"architecture": {"d_model": 64}}}}
+    found = study(tmp_path, vary=vary, variants={"plain": {}, "flat": {"heads": "4x4"}}, contrasts=None)
+    assert found.tried["two.flat"] == ("optimizer.learning_rate", [1e-3, 2e-3, 4e-3])
+    names = {planned.name for planned in build_pilot(found).runs}
+    assert {"two-plain@0.001-s11", "one-flat@0.004-s12"} <= names and len(names) == 24
 
 
 def chosen(found, best):
@@ -191,7 +191,7 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     assert trained.untuned == []
     assert json.loads((folder / TUNED_FILE).read_text())["slow"]["at_edge"] is True
     rows = table_of(build_view(study(folder), []), "tuned")
-    assert rows[2]["chosen"] == "0.004 (an edge)"
+    assert rows[2]["chosen"] == "0.004 (an edge)" and {row["values tried"] for row in rows} == {"3"}
     assert rows[0]["mean of the pilots"].startswith("0.001: 4.1644, 0.002: 4.0828")
 
 
@@ -200,13 +200,12 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     [
         ({"pilot_seeds": None}, "pilot_seeds: missing"),
         ({"pilot_seeds": [2, 3]}, "pilot_seeds: [2, 3] is not valid; seed 2 is one of the study's"),
-        ({"rates": None}, "pilot_seeds: [11, 12] is not valid; give tune, rates or halving"),
-        ({"rates": [1e-3]}, "rates"),
-        ({"rates": [1e-3, -1.0]}, "rates.1: -1.0 is not valid"),
-        ({"tune": {"steps": [1, 2]}}, "rates: [0.001, 0.002, 0.004] is not valid; give either tune or rates"),
-        ({"rates": None, "tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
-        ({"rates": [1e-3, 1e-3]}, "rates: [0.001, 0.001] is not valid; give values, each once"),
-        ({"rates": None, "tune": {"heads": ["2,4", "a/b"]}}, "tune.heads: ['2,4', 'a/b'] is not valid"),
+        ({"tune": {"steps": [1]}}, "tune.steps: [1] is not valid; give at least 2 values"),
+        ({"tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
+        ({"tune": {"stesp": [1, 2]}}, "study: tune: stesp: unknown key; did you mean 'steps'"),
+        ({"tune": {"steps": [1, 1]}}, "tune: [1, 1] is not valid; give values, each once"),
+        ({"tune": {"heads": ["2,4", "a/b"]}}, "tune: ['2,4', 'a/b'] is not valid"),
+        ({"variants": {"plain": {}}, "contrasts": None, "tune": None}, "pilot_seeds: [11, 12] is not valid"),
     ],
 )
 def test_bad_values_are_one_line(changes, said):

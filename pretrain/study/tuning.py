@@ -6,26 +6,23 @@ The pilots are a study of their own, in the folder ``pilot`` of the study's. Wha
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from model.declared import NonNegativeInt, declared, to_dict
+from model.declared import NonNegativeInt, declared, from_dict, to_dict
 from model.errors import UserError
-from pretrain.study.pilots.files import pilot_file, read_record, write_record
-from pretrain.study.settings import Settings, label, read_settings
+from pretrain.study.settings import label
+from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import read_json
 
 PILOT = "pilot"
 TUNED_FILE = "tuned.json"
-RATES = {"adamw": "optimizer.learning_rate", "muon": "muon.learning_rate"}
-"""What ``rates`` sets, by the variant's optimizer.kind."""
-
-Tune = Annotated[dict[str, Annotated[list[Any], Field(min_length=2, max_length=32)]], Field(max_length=1)]
-"""One field of the settings, with dots, and its values."""
+Tried = Mapping[str, tuple[str, Sequence[Any]]]
+"""Setting and values by the variant's full name."""
 
 
 @declared()
@@ -39,6 +36,11 @@ class Tuned:
     tried: list[list[Any]]
     """Value and mean result of the pilots, in order; no result where a run failed."""
     seeds: list[NonNegativeInt]
+
+
+def pilot_name(variant: str, value: Any) -> str:
+    """The name of the pilots of a variant with a value."""
+    return f"{variant}@{label(value)}"
 
 
 # ---------------------------------------------------------------------- choice
@@ -91,41 +93,24 @@ def choose(values: Sequence[Any], results: Sequence[float], higher_is_better: bo
 # ---------------------------------------------------------------------- files
 
 
-def pilot_text(
-    file: Mapping[str, Any], seeds: Sequence[int], tried: Mapping[str, tuple[str, Sequence[Any]]]
-) -> str:
-    """The study file of the pilots: every variant with every value, as ``NAME@VALUE``.
-
-    Args:
-        file: the study's, in plain values.
-        tried: field and values by the variant's full name.
-    """
-
-    def variants_of(full: str, name: str, settings: Settings) -> dict[str, Settings]:
-        field, values = tried[full]
-        given = read_settings(settings, name)
-        return {f"{name}@{label(value)}": given | read_settings({field: value}, "tune") for value in values}
-
-    title = f"Pilots: {file['title'] or 'values to choose from'}"
-    return pilot_file(file, seeds, title, variants_of)
-
-
 def read_tuned(folder: Path) -> dict[str, Tuned]:
     """What was chosen, by the variant's full name; empty before the pilots are finished.
 
     Raises:
         UserError: the file is not one of these.
     """
-    return read_record(folder / TUNED_FILE, dict[str, Tuned], {})
+    path = folder / TUNED_FILE
+    return from_dict(dict[str, Tuned], read_json(path, "study"), f"study: {path}") if path.exists() else {}
 
 
 def write_tuned(folder: Path, tuned: Mapping[str, Tuned]) -> None:
     """Write what was chosen, whole or not at all."""
-    write_record(folder / TUNED_FILE, {name: to_dict(each) for name, each in tuned.items()})
+    plain = {name: to_dict(each) for name, each in tuned.items()}
+    write_atomically(folder / TUNED_FILE, json.dumps(plain, indent=1) + "\n")
 
 
 def choose_all(
-    tried: Mapping[str, tuple[str, Sequence[Any]]],
+    tried: Tried,
     seeds: Sequence[int],
     results: Mapping[str, Mapping[int, float]],
     higher_is_better: bool = False,
@@ -133,8 +118,7 @@ def choose_all(
     """What the pilots' results choose for every variant.
 
     Args:
-        tried: field and values by full name.
-        results: of the finished pilots by the name of the pilot's variant, ``NAME@VALUE``, and seed. A value
+        results: of the finished pilots by the name of the pilot's variant (pilot_name) and seed. A value
             counts if all its seeds are finished.
 
     Raises:
@@ -144,7 +128,7 @@ def choose_all(
     for name, (field, values) in tried.items():
         means = []
         for value in values:
-            of_value = results.get(f"{name}@{label(value)}", {})
+            of_value = results.get(pilot_name(name, value), {})
             complete = all(seed in of_value for seed in seeds)
             means.append(sum(of_value.values()) / len(of_value) if complete else math.nan)
         try:

@@ -11,19 +11,19 @@ import pytest
 import yaml
 from scipy import stats
 
-from pretrain.study.design.effects import Effects
-from pretrain.study.study_file import read_study
+from pretrain.study.planning import parse_study
+from pretrain.study.statistics.effects import Effects
 
-LAYERS = {f"layer_{layer}": [2, 4, 8, 16] for layer in range(4)}
-RATES = {"optimizer.learning_rate": [1e-3, 2e-3, 4e-3, 8e-3]}
+LAYERS = {f"heads[{layer}]": [2, 4, 8, 16] for layer in range(4)}
 
 
-def design(tmp_path, kind, runs, factors=None, **more):
-    path = tmp_path / "it.yaml"
-    values = {"kind": kind, "runs": runs, "factors": factors or LAYERS, **more}
-    path.write_text(yaml.safe_dump({"seeds": 1, "settings": {}, "design": values}, sort_keys=False))
-    (comparison,) = read_study(path, Path("runs/it"), check_runs=False).comparisons
-    return comparison.design
+def study(method, runs, vary=None, **more):
+    values = {"seeds": 1, "method": method, "runs": runs, "vary": vary or LAYERS, **more}
+    return parse_study(yaml.safe_dump(values, sort_keys=False), "it", Path("runs/it"), check_runs=False)
+
+
+def design(method, runs, vary=None):
+    return study(method, runs, vary).design
 
 
 def planted(found, seeds, noise, effects=None, block=0.05, extra=lambda levels: 0.0):
@@ -33,7 +33,7 @@ def planted(found, seeds, noise, effects=None, block=0.05, extra=lambda levels: 
         effects: by factor, of each level.
         extra: more, by the levels of a row.
     """
-    effects = effects or [[0.0] * len(factor.levels) for factor in found.factors]
+    effects = effects or [[0.0] * len(labels) for labels in found.levels.values()]
     values = {}
     for variant, row in found.rows.items():
         value = 4 + sum(by_level[level] for by_level, level in zip(effects, row, strict=True)) + extra(row)
@@ -53,8 +53,8 @@ def by_hand(found, values):
     for variant, by_seed in values.items():
         for seed, value in by_seed.items():
             dummies = [float(seed == other) for other in seeds[1:]]
-            for factor, level in zip(found.factors, found.rows[variant], strict=True):
-                dummies += [float(level == other) for other in range(1, len(factor.levels))]
+            for labels, level in zip(found.levels.values(), found.rows[variant], strict=True):
+                dummies += [float(level == other) for other in range(1, len(labels))]
             rows.append([1.0, *dummies])
             response.append(value)
     matrix, y = np.array(rows), np.array(response)
@@ -65,8 +65,8 @@ def by_hand(found, values):
 
 
 @pytest.mark.parametrize("missing", [0, 3])
-def test_effects_and_intervals_agree_with_numpy(tmp_path, missing):
-    found = design(tmp_path, "orthogonal", 16)
+def test_effects_and_intervals_agree_with_numpy(missing):
+    found = design("orthogonal", 16)
     values = planted(found, (1, 2, 3), normal(0), [[0.02, 0, -0.01, -0.01]] * 4)
     for variant in list(values)[:missing]:
         del values[variant][2]
@@ -90,20 +90,20 @@ def test_effects_and_intervals_agree_with_numpy(tmp_path, missing):
         assert plain.p == pytest.approx(2 * stats.t.sf(abs(expected / error), degrees))
 
 
-def test_balanced_effects_are_differences_of_means(tmp_path):
-    found = design(tmp_path, "fractional", 64)
+def test_balanced_effects_are_differences_of_means():
+    found = design("fractional", 64)
     values = planted(found, (1,), normal(1))
     every = np.mean([v for by_level in values.values() for v in by_level.values()])
     for line in Effects(found, values).levels:
-        place = [factor.name for factor in found.factors].index(line.factor)
-        level = found.factors[place].levels.index(line.level)
+        place = list(found.levels).index(line.factor)
+        level = found.levels[line.factor].index(line.level)
         own = np.mean([values[variant][1] for variant, row in found.rows.items() if row[place] == level])
         assert line.least_squares.value == pytest.approx(own - every, abs=1e-12)
         assert line.runs == 16
 
 
-def test_shares_of_the_variance_add_up_to_one_and_are_sums_of_squares(tmp_path):
-    found = design(tmp_path, "orthogonal", 16)
+def test_shares_of_the_variance_add_up_to_one_and_are_sums_of_squares():
+    found = design("orthogonal", 16)
     values = planted(found, (1, 2), normal(2), [[0.02, 0, -0.02, 0], [0] * 4, [0] * 4, [0.05, 0, 0, -0.05]])
     effects = Effects(found, values)
     lines = {line.term: line for line in effects.variance}
@@ -111,58 +111,54 @@ def test_shares_of_the_variance_add_up_to_one_and_are_sums_of_squares(tmp_path):
     assert sum(line.share for line in lines.values()) == pytest.approx(1)
     numbers = np.array([v for by_level in values.values() for v in by_level.values()])
     total = np.sum((numbers - numbers.mean()) ** 2)
-    squares = sum(8 * line.least_squares.value**2 for line in effects.levels if line.factor == "layer_3")
-    assert lines["layer_3"].share == pytest.approx(squares / total)
+    squares = sum(8 * line.least_squares.value**2 for line in effects.levels if line.factor == "heads[3]")
+    assert lines["heads[3]"].share == pytest.approx(squares / total)
     error = lines["error"].share * total / 18
-    assert (lines["error"].degrees, lines["layer_3"].degrees) == (18, 3)
-    assert lines["layer_3"].f == pytest.approx(squares / 3 / error)
-    assert lines["layer_3"].p == pytest.approx(stats.f.sf(squares / 3 / error, 3, 18))
+    assert (lines["error"].degrees, lines["heads[3]"].degrees) == (18, 3)
+    assert lines["heads[3]"].f == pytest.approx(squares / 3 / error)
+    assert lines["heads[3]"].p == pytest.approx(stats.f.sf(squares / 3 / error, 3, 18))
 
 
-def test_interactions_are_seen_where_they_can_be(tmp_path):
+def test_interactions_are_seen_where_they_can_be():
     planted_one = {"extra": lambda row: 0.05 * (row[0] == 0 and row[3] == 0)}
-    seen = Effects(*seeds_of(design(tmp_path, "full", 256), (1,), **planted_one))
+    seen = Effects(*seeds_of(design("grid", 256), (1,), **planted_one))
     shares = {line.term: line for line in seen.variance}
     assert len(shares) == 4 + 6 + 1
-    assert shares["layer_0:layer_3"].p < 1e-6
-    assert min(shares[term].p for term in shares if ":" in term and term != "layer_0:layer_3") > 0.001
-    assert next(iter(seen.interactions)) == (0, 3)
-    cells = [seen.values[v][1] for v, row in seen.design.rows.items() if (row[0], row[3]) == (1, 2)]
-    assert seen.interactions[0, 3][1, 2] == pytest.approx(np.mean(cells))
-    unseen = Effects(*seeds_of(design(tmp_path, "fractional", 64), (1,), **planted_one))
+    assert shares["heads[0]:heads[3]"].p < 1e-6
+    assert min(shares[term].p for term in shares if ":" in term and term != "heads[0]:heads[3]") > 0.001
+    unseen = Effects(*seeds_of(design("fractional", 64), (1,), **planted_one))
     assert [line.term for line in unseen.variance] == [*LAYERS, "error"]
-    assert unseen.interactions == {}
+    assert not unseen.interactions
 
 
 @pytest.mark.parametrize(("finished", "seen"), [(256, True), (90, True), (88, False)])
-def test_interactions_wait_until_the_runs_can_bear_them(tmp_path, finished, seen):
+def test_interactions_wait_until_the_runs_can_bear_them(finished, seen):
     """They take 67 columns, and a quarter of the runs is to be left for the error."""
-    found, values = seeds_of(design(tmp_path, "full", 256), (1,))
+    found, values = seeds_of(design("grid", 256), (1,))
     order = np.random.default_rng(0).permutation(list(values))[:finished]
     effects = Effects(found, {variant: values[variant] for variant in order})
-    assert bool(effects.model.interactions) == seen
+    assert effects.interactions == seen
 
 
 def seeds_of(found, seeds, noise=None, **options):
     return found, planted(found, seeds, noise or normal(3), **options)
 
 
-def test_what_is_confounded_is_said(tmp_path):
-    sixteen = Effects(*seeds_of(design(tmp_path, "orthogonal", 16), (1,)))
+def test_what_is_confounded_is_said():
+    sixteen = Effects(*seeds_of(design("orthogonal", 16), (1,)))
     pairs = {name: set(itertools.combinations([n for n in LAYERS if n != name], 2)) for name in LAYERS}
     assert {name: set(map(":".join, by_level)) for name, by_level in pairs.items()} == {
         name: set(by_level) for name, by_level in sixteen.confounded.items()
     }
-    fraction = Effects(*seeds_of(design(tmp_path, "fractional", 64), (1,)))
-    assert fraction.confounded["layer_0:layer_1"] == ["layer_2:layer_3"]
-    assert Effects(*seeds_of(design(tmp_path, "full", 256), (1,))).confounded == {}
-    factors = {name: [0, 1] for name in ("steps", "vocab_size", "threads")}
-    half = design(tmp_path, "orthogonal", 4, factors)
+    fraction = Effects(*seeds_of(design("fractional", 64), (1,)))
+    assert fraction.confounded["heads[0]:heads[1]"] == ["heads[2]:heads[3]"]
+    assert Effects(*seeds_of(design("grid", 256), (1,))).confounded == {}
+    half = design("orthogonal", 4, {name: [0, 1] for name in ("steps", "vocab_size", "threads")})
     assert Effects(half, {}).confounded["steps"] == ["vocab_size:threads"]
 
 
-def test_lack_of_fit_is_seen_against_the_spread_of_seeds(tmp_path):
-    found = design(tmp_path, "orthogonal", 16)
+def test_lack_of_fit_is_seen_against_the_spread_of_seeds():
+    found = design("orthogonal", 16)
     fits = Effects(*seeds_of(found, (1, 2, 3)))
     values = np.array([list(by_level.values()) for by_level in fits.values.values()])
     pure = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
@@ -178,64 +174,34 @@ def test_lack_of_fit_is_seen_against_the_spread_of_seeds(tmp_path):
     assert Effects(*seeds_of(found, (1,))).lack_of_fit is None
 
 
-def test_one_run_far_off_moves_the_robust_fit_less(tmp_path):
-    found = design(tmp_path, "fractional", 64)
+def test_one_run_far_off_moves_the_robust_fit_less():
+    found = design("fractional", 64)
     values = planted(found, (1,), normal(4))
-    values[next(name for name in values if name.startswith("2-"))][1] += 1.0
+    values[next(name for name in values if name.startswith("2."))][1] += 1.0
     effects = Effects(found, values)
-    first = next(line for line in effects.levels if (line.factor, line.level) == ("layer_0", "2"))
+    first = next(line for line in effects.levels if (line.factor, line.level) == ("heads[0]", "2"))
     assert first.least_squares.value > 0.03
     assert abs(first.robust.value) < 0.006
-    assert [line.behind for line in effects.levels if line.factor == "layer_0"] == [1, 0, 0, 0]
+    assert [line.outliers for line in effects.levels if line.factor == "heads[0]"] == [1, 0, 0, 0]
     # Huber's condition holds at the fit: residuals cut at 1.345 scales are orthogonal to the columns.
-    matrix = effects.matrix(effects.model)
-    residuals = effects.response - matrix @ effects.robust.coefficients
-    scale = effects.robust.sd
+    assert first.fits_disagree
+    matrix, residuals, scale = effects.robust.model.exog, effects.robust.resid, effects.robust.scale
     assert np.abs(matrix.T @ np.clip(residuals / scale, -1.345, 1.345)).max() < 1e-3
     # The scale's too (proposal 2): residuals cut at 2.5 scales have the mean square of normal ones.
     expected = stats.norm.expect(lambda z: min(z**2, 2.5**2))
     assert np.sum(np.minimum((residuals / scale) ** 2, 2.5**2)) == pytest.approx(51 * expected, rel=1e-3)
 
 
-def test_contrasts_are_adjusted_by_holm(tmp_path):
+def test_a_contrast_of_two_factors_is_a_difference_of_differences():
+    """By hand from the means of the cells."""
+    vary = {"heads[0]": [2, 4, 8], "heads[1]": [2, 4], "optimizer.learning_rate": [1e-3, 2e-3, 4e-3]}
+    late, early = (f"heads[0]={{}}.optimizer.learning_rate={rate}".format for rate in ("4e-3", "0.001"))
     contrasts = {
-        "late": {"factor": "layer_3", "plus": 2, "minus": [8, 16]},
-        "early": {"factor": "layer_0", "plus": 2, "minus": 16},
-        "middle": {"factor": "layer_1", "plus": 2, "minus": 16},
+        "by rate": f"({late(2)} - mean({late(4)}, {late(8)})) - ({early(2)} - mean({early(4)}, {early(8)}))",
+        "alone": "heads[1]=2 - heads[1]=4",
     }
-    found = design(tmp_path, "fractional", 64, contrasts=contrasts)
-    values = planted(found, (1,), normal(5), [[0.004, 0, 0, 0], [0] * 4, [0] * 4, [0.02, 0, 0, 0]])
-    primary = {each.name: each for each in Effects(found, values).primary}
-    means = [
-        np.mean([values[v][1] for v, row in found.rows.items() if row[3] == level]) for level in range(4)
-    ]
-    assert primary["late"].estimate.value == pytest.approx(means[0] - (means[2] + means[3]) / 2)
-    order = sorted(primary.values(), key=lambda each: each.estimate.p)
-    worst = 0.0
-    for left, each in zip((3, 2, 1), order, strict=True):
-        worst = max(worst, min(1.0, left * each.estimate.p))
-        assert each.adjusted == pytest.approx(worst)
-
-
-def test_a_contrast_by_another_factor_is_a_difference_of_differences(tmp_path):
-    """By hand from the means of the cells; that of an array in which factors come in either order."""
-    factors = {"layer_0": [2, 4, 8], "layer_1": [2, 4], "optimizer.learning_rate": [1e-3, 2e-3, 4e-3]}
-    contrasts = {
-        "by rate": {
-            "factor": "layer_0",
-            "plus": 2,
-            "minus": [4, 8],
-            "by": {"factor": "optimizer.learning_rate", "plus": 4e-3, "minus": 1e-3},
-        },
-        "by layer": {
-            "factor": "optimizer.learning_rate",
-            "plus": [2e-3, 4e-3],
-            "minus": 1e-3,
-            "by": {"factor": "layer_1", "plus": 4, "minus": 2},
-        },
-        "alone": {"factor": "layer_1", "plus": 2, "minus": 4},
-    }
-    found = design(tmp_path, "full", None, factors, contrasts=contrasts)
+    own = study("grid", None, vary, contrasts=contrasts)
+    found = own.design
     steep = planted(found, (1, 2), normal(8, 1e-3), extra=lambda row: 0.1 * (row[0] == 0) * (row[2] == 2))
     effects = Effects(found, steep)
 
@@ -243,61 +209,46 @@ def test_a_contrast_by_another_factor_is_a_difference_of_differences(tmp_path):
         rows = [v for v, row in found.rows.items() if all(row[int(k[1])] == at for k, at in fixed.items())]
         return np.mean([list(steep[variant].values()) for variant in rows])
 
-    primary = {each.name: each for each in effects.primary}
+    by_rate, alone = (effects.contrast(each) for each in own.contrasts)
     at = {rate: mean(f0=0, f2=rate) - (mean(f0=1, f2=rate) + mean(f0=2, f2=rate)) / 2 for rate in (0, 2)}
-    assert primary["by rate"].estimate.value == pytest.approx(at[2] - at[0], abs=1e-12)
-    assert primary["by rate"].estimate.value == pytest.approx(0.1, abs=2e-3)
-    assert primary["by rate"].robust.value == pytest.approx(0.1, abs=2e-3)
-    at = {layer: (mean(f1=layer, f2=1) + mean(f1=layer, f2=2)) / 2 - mean(f1=layer, f2=0) for layer in (0, 1)}
-    assert primary["by layer"].estimate.value == pytest.approx(at[1] - at[0], abs=1e-12)
-    assert primary["alone"].estimate.value == pytest.approx(mean(f1=0) - mean(f1=1), abs=1e-12)
+    assert by_rate[0].value == pytest.approx(at[2] - at[0], abs=1e-12)
+    assert by_rate[0].value == pytest.approx(0.1, abs=2e-3)
+    assert by_rate[1].value == pytest.approx(0.1, abs=2e-3)
+    assert alone[0].value == pytest.approx(mean(f1=0) - mean(f1=1), abs=1e-12)
     # Of each seed's 18 runs two have 2 heads and a given rate, and four have 4 or 8.
-    sd = effects.least_squares.sd
-    error = sd * math.sqrt(2 * (1 / 4 + 1 / 8))
-    width = primary["by rate"].estimate.high - primary["by rate"].estimate.low
-    assert width == pytest.approx(2 * stats.t.ppf(0.975, effects.least_squares.degrees) * error)
+    error = math.sqrt(effects.least_squares.scale * 2 * (1 / 4 + 1 / 8))
+    width = by_rate[0].high - by_rate[0].low
+    assert width == pytest.approx(2 * stats.t.ppf(0.975, effects.least_squares.df_resid) * error)
 
     few = Effects(found, {v: steep[v] for v in list(steep)[:9]})
-    unknown = {each.name: each for each in few.primary}
-    assert unknown["by rate"].estimate is None
-    assert unknown["by rate"].robust is None
-    assert unknown["by rate"].adjusted == 1
-    assert unknown["alone"].adjusted == pytest.approx(min(1, 3 * unknown["alone"].estimate.p))
+    assert few.contrast(own.contrasts[0]) is None and few.contrast(own.contrasts[1]) is not None
 
 
-def test_the_best_and_stated_schedules_are_predicted(tmp_path):
-    predict = {"rising": "2,4,8,16", "first": {"layer_0": 2}}
-    found = design(tmp_path, "fractional", 64, predict=predict)
-    of_layers = [
-        [0.03, 0.02, 0.01, 0],
-        [0, 0.01, 0.02, 0.03],
-        [0.02, 0, 0.02, 0.02],
-        [0.01, 0.01, 0, 0.01],
-    ]
+def test_the_best_and_stated_schedules_are_predicted():
+    found = study("fractional", 64, predict={"rising": "2,4,8,16"}).design
+    of_layers = [[0.03, 0.02, 0.01, 0], [0, 0.01, 0.02, 0.03], [0.02, 0, 0.02, 0.02], [0.01, 0.01, 0, 0.01]]
     effects = Effects(found, planted(found, (1, 2), normal(6, 1e-4), of_layers))
-    best, rising, first = effects.predictions
+    best, rising = effects.predictions
     assert best.levels == ("16", "2", "4", "8")
     assert best.estimate.value == pytest.approx(4.075, abs=1e-3)  # blocks of 0.05 and 0.10
     assert rising.estimate.value == pytest.approx(4.075 + 0.03 + 0.01 + 0.02 + 0.01, abs=1e-3)
     assert rising.estimate.low < rising.estimate.value < rising.estimate.high
-    assert first.levels == ("2", "2", "4", "8")
-    trained = {"-".join(each.levels): each.measured for each in effects.predictions}
-    for name, measured in trained.items():
-        own = effects.values.get(name)
-        assert measured == (pytest.approx(np.mean(list(own.values()))) if own else None)
+    for each in effects.predictions:
+        own = effects.values.get(".".join(each.levels))
+        assert each.measured == (pytest.approx(np.mean(list(own.values()))) if own else None)
     higher = Effects(found, effects.values, higher_is_better=True)
     assert higher.predictions[0].levels[:2] == ("2", "16")
 
 
-def test_too_few_runs_are_said(tmp_path):
-    found = design(tmp_path, "orthogonal", 16)
+def test_too_few_runs_are_said():
+    found = design("orthogonal", 16)
     values = planted(found, (1,), normal(7))
     assert Effects(found, values).unknown == ""
     fewer = dict(list(values.items())[:13])
     assert "13 finished runs for 13 coefficients" in Effects(found, fewer).unknown
     no_two = {v: by_level for v, by_level in planted(found, (1, 2), normal(7)).items() if found.rows[v][0]}
-    assert Effects(found, no_two).unknown == "the finished runs do not determine all effects"
-    assert "0 finished runs" in Effects(found, {}).unknown
+    assert Effects(found, no_two).unknown == "the finished runs do not determine the effects of heads[0]"
+    assert Effects(found, {}).unknown == "no run is finished"
     values[next(iter(values))][1] = math.nan
     assert (Effects(found, values).left_out, len(Effects(found, values).data)) == (1, 15)
 
@@ -306,11 +257,11 @@ def test_too_few_runs_are_said(tmp_path):
 @pytest.mark.parametrize(
     "choice", [[0.98], [0.98] * 30 + [0.97], [0.97, *[0.98] * 4, 0.99]], ids=["1", "2", "3"]
 )
-def test_ties_name_no_run_and_break_nothing(tmp_path, choice, seed):
+def test_ties_name_no_run_and_break_nothing(choice, seed):
     """Results of few values, such as accuracies on few examples."""
-    found = design(tmp_path, "full", None, {f"layer_{layer}": [2, 4] for layer in range(4)})
+    found = design("grid", None, {f"heads[{layer}]": [2, 4] for layer in range(4)})
     draw = np.random.default_rng(seed).choice
     values = {name: {seed: float(draw(choice)) for seed in (1, 2, 3)} for name in found.rows}
     effects = Effects(found, values, higher_is_better=True)
-    assert effects.behind == []
+    assert effects.outliers == []
     assert len(effects.levels) == 8 and len(effects.variance) >= 5 and effects.predictions

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.study.design.effects import Effects
-from pretrain.study.study_file import find_study, read_study
+from pretrain.study.file import find_study
+from pretrain.study.planning import read_study
+from pretrain.study.statistics.effects import Effects
 
 LOSSES = Path(__file__).with_name("map-small.json")
 """Final validation losses by variant, as docs/log/map.md reports them."""
@@ -22,15 +23,16 @@ PAIRS = list(itertools.combinations(range(FACTORS), 2))
 
 
 def of_map_small():
-    """The analysis of its 256 runs."""
-    (comparison,) = read_study(find_study("map-small"), check_runs=False).comparisons
+    """The study, and the analysis of its 256 runs."""
+    study = read_study(find_study("map-small"), check_runs=False)
     losses = json.loads(LOSSES.read_text())
-    return Effects(comparison.design, {variant: {301: loss} for variant, loss in losses.items()})
+    values = {name: {301: losses["-".join(each.levels)]} for name, each in study.variants.items()}
+    return study, Effects(study.design, values)
 
 
 @pytest.fixture(scope="module")
 def effects():
-    return of_map_small()
+    return of_map_small()[1]
 
 
 def columns(levels):
@@ -89,19 +91,10 @@ def test_every_effect_agrees_with_numpy(effects, fitted, means):
 
 
 def test_every_contrast_agrees_with_numpy(effects, fitted, means):
-    names = [factor.name for factor in effects.design.factors]
-    ps = []
-    for found in effects.primary:
-        own = means[names.index(effects.design.contrasts[found.name].factor)]
-        expected = interval(own[0] - own[1:].mean(0), fitted)  # 2 heads less 4, 8 and 16
-        assert numbers(found.estimate) == pytest.approx(expected, abs=1e-10)
-        ps.append(expected[-1])
-    first, second, third = np.argsort(ps)
-    holm = {first: 3 * ps[first]}
-    holm[second] = max(holm[first], 2 * ps[second])
-    holm[third] = max(holm[second], ps[third])
-    adjusted = [found.adjusted for found in effects.primary]
-    assert adjusted == pytest.approx([min(1.0, holm[place]) for place in range(3)], abs=1e-10)
+    study, _ = of_map_small()
+    for contrast, layer in zip(study.contrasts, (3, 2, 0), strict=True):
+        expected = interval(means[layer, 0] - means[layer, 1:].mean(0), fitted)  # 2 heads less 4, 8 and 16
+        assert numbers(effects.contrast(contrast)[0]) == pytest.approx(expected, abs=1e-10)
 
 
 def test_every_share_of_the_variance_is_one_of_squared_differences_of_means(effects):
@@ -110,7 +103,7 @@ def test_every_share_of_the_variance_is_one_of_squared_differences_of_means(effe
     losses = np.array([by_seed[301] for by_seed in effects.values.values()])
     total, mean = np.sum((losses - losses.mean()) ** 2), losses.mean()
     shares = {line.term: line.share for line in effects.variance}
-    names = [factor.name for factor in effects.design.factors]
+    names = list(effects.design.levels)
     of_factor = [
         [losses[rows[:, factor] == level].mean() for level in range(LEVELS)] for factor in range(FACTORS)
     ]
@@ -134,8 +127,8 @@ def test_predictions_are_sums_of_effects(effects):
     mean = losses.mean()
     for found in effects.predictions:
         levels = [
-            factor.levels.index(level)
-            for factor, level in zip(effects.design.factors, found.levels, strict=True)
+            labels.index(level)
+            for labels, level in zip(effects.design.levels.values(), found.levels, strict=True)
         ]
         own = [losses[rows[:, factor] == level].mean() - mean for factor, level in enumerate(levels)]
         assert found.estimate.value == pytest.approx(mean + sum(own), abs=1e-10)

@@ -1,8 +1,8 @@
 """Arrays of levels for designed experiments: every t columns hold every combination of levels equally often.
 
 An array of strength 2 estimates main effects that are balanced over each other. At strength 3 two-factor
-interactions do not disturb them, and at strength 4 these can be estimated, too (Hedayat, Sloane and Stufken,
-Orthogonal Arrays, 1999).
+interactions do not disturb them, and at strength 4 these can be estimated as well (Hedayat, Sloane and
+Stufken, Orthogonal Arrays, 1999).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import xor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +21,10 @@ from model.errors import UserError
 Array = NDArray[np.int64]
 """Levels, counted from 0: (runs, factors)."""
 
-# Orders of finite fields whose arrays are built, and for a power of a prime the coefficients, lowest first,
-# of a monic irreducible polynomial without its leading one (Lidl and Niederreiter, Finite Fields, table C).
-FIELDS: dict[int, tuple[int, tuple[int, ...]]] = {
-    2: (2, ()),
-    3: (3, ()),
-    4: (2, (1, 1)),
-    5: (5, ()),
-    7: (7, ()),
-    8: (2, (1, 1, 0)),
-    9: (3, (1, 0)),
-    16: (2, (1, 1, 0, 0)),
-}
+ORDERS = (2, 4)
+"""Of the finite fields whose arrays are built. Their elements are numbers whose bits are added one by one."""
+PRODUCTS = {2: [[0, 0], [0, 1]], 4: [[0, 0, 0, 0], [0, 1, 2, 3], [0, 2, 3, 1], [0, 3, 1, 2]]}
+"""Of the elements of each field; that of four has x² = x + 1."""
 MOST_RUNS = 4096
 
 
@@ -60,7 +53,7 @@ def orthogonal_array(levels: Sequence[int], runs: int, strength: int = 2) -> Arr
     """
     array = _built(levels, runs, strength)
     if array is None:
-        raise UserError(f"study: design.runs: {runs:,} is not valid; {_list_possible(levels, strength)}")
+        raise UserError(f"study: runs: {runs:,} is not valid; {_list_possible(levels, strength)}")
     return array
 
 
@@ -81,7 +74,7 @@ def _built(levels: Sequence[int], runs: int, strength: int) -> Array | None:
 
 def _order(levels: Sequence[int]) -> int | None:
     """Of the smallest field that has an array for such factors; None without one."""
-    return next((q for q in FIELDS if all(q % count == 0 for count in levels)), None)
+    return next((order for order in ORDERS if all(order % count == 0 for count in levels)), None)
 
 
 def _list_possible(levels: Sequence[int], strength: int) -> str:
@@ -89,16 +82,12 @@ def _list_possible(levels: Sequence[int], strength: int) -> str:
     counts = " and ".join(map(str, sorted(set(levels))))
     order = _order(levels)
     if order is None:
-        fields = ", ".join(map(str, FIELDS))
-        return (
-            f"factors of {counts} levels have no array here; give numbers of levels that all divide one of "
-            f"{fields}, or kind: full"
-        )
+        return f"factors of {counts} levels have no array here; give 2 or 4 levels each, or method: grid"
     most = min(MOST_RUNS, math.prod(levels))
     tried = {order**n for n in range(1, 13) if order**n <= most} | set(range(12, min(most, 200) + 1, 4))
     fitting = [runs for runs in sorted(tried) if _built(levels, runs, strength) is not None][:6]
     if not fitting:
-        return f"no array of strength {strength} has {len(levels)} such factors; give others, or kind: full"
+        return f"no array of strength {strength} has {len(levels)} such factors; give others, or method: grid"
     needed = f" and strength {strength}" if strength > 2 else ""
     takes = " or ".join(f"{runs:,}" for runs in fitting)
     return f"{len(levels)} factors of {counts} levels{needed} take {takes} runs"
@@ -128,7 +117,6 @@ def _columns(order: int, digits: int, strength: int, count: int) -> list[Vector]
     """
     if strength > digits:
         return None
-    add, multiply = _tables(order)
     spans: list[set[Vector]] = [{(0,) * digits}, *(set() for _ in range(strength - 1))]
     chosen: list[Vector] = []
     for vector in _points(order, digits):
@@ -137,12 +125,10 @@ def _columns(order: int, digits: int, strength: int, count: int) -> list[Vector]
         if any(vector in span for span in spans):
             continue
         chosen.append(vector)
-        multiples = [tuple(int(multiply[a, x]) for x in vector) for a in range(1, order)]
+        multiples = [tuple(PRODUCTS[order][a][x] for x in vector) for a in range(1, order)]
         for size in range(strength - 1, 0, -1):
             for start in list(spans[size - 1]):
-                spans[size] |= {
-                    tuple(int(add[x, y]) for x, y in zip(start, step, strict=True)) for step in multiples
-                }
+                spans[size] |= {tuple(map(xor, start, step)) for step in multiples}
     return chosen if len(chosen) == count else None
 
 
@@ -157,33 +143,13 @@ def _points(order: int, digits: int) -> Iterator[Vector]:
 
 def _rows(order: int, columns: Sequence[Vector]) -> Array:
     """The value of every column, a linear function, at every point; (order^digits, columns)."""
-    add, multiply = _tables(order)
+    products = np.array(PRODUCTS[order])
     points = full_factorial([order] * len(columns[0]))
     values = np.zeros((len(points), len(columns)), dtype=np.int64)
     for place, vector in enumerate(columns):
         for digit, factor in enumerate(vector):
-            values[:, place] = add[values[:, place], multiply[factor, points[:, digit]]]
+            values[:, place] ^= products[factor, points[:, digit]]
     return values
-
-
-def _tables(order: int) -> tuple[Array, Array]:
-    """Sums and products of the field's elements, which are numbered by their digits to the base of the
-    prime."""
-    prime, tail = FIELDS[order]
-    size = max(1, len(tail))
-    digits = [[number // prime**place % prime for place in range(size)] for number in range(order)]
-    add, multiply = (np.zeros((order, order), dtype=np.int64) for _ in range(2))
-    for a, b in itertools.product(range(order), repeat=2):
-        sums = [(x + y) % prime for x, y in zip(digits[a], digits[b], strict=True)]
-        product = [0] * (2 * size - 1)
-        for (i, x), (j, y) in itertools.product(enumerate(digits[a]), enumerate(digits[b])):
-            product[i + j] += x * y
-        for top in range(2 * size - 2, size - 1, -1):
-            for place, coefficient in enumerate(tail):
-                product[top - size + place] -= product[top] * coefficient
-        add[a, b] = sum(digit * prime**place for place, digit in enumerate(sums))
-        multiply[a, b] = sum(digit % prime * prime**place for place, digit in enumerate(product[:size]))
-    return add, multiply
 
 
 # ---------------------------------------------------------------------- two levels

@@ -1,1 +1,0 @@
-"""Designed experiments: ``factors`` reads a design, ``arrays`` builds it, ``effects`` analyses its runs."""

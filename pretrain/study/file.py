@@ -1,0 +1,235 @@
+"""The study file as it is written: its keys with their types, ``extends``, and its JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
+
+from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared, from_dict
+from model.errors import UserError, quote, suggest
+from model.heads import normalize_heads
+from pretrain.config.command_line import documentation
+from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import nest
+from pretrain.study.settings import Settings, Text, is_name_part, label, read_settings, refuse
+from pretrain.utils.parsing import format_yaml, parse_yaml, read_text
+
+STUDIES = Path(__file__).resolve().parents[1] / "studies"
+MOST_SEEDS = 1000
+OWN = ("title", "question", "predictions", "status", "hours")
+"""Keys that a file does not take from the one that it extends."""
+BY_NAME = ("vary", "variants", "contrasts", "predict", "tune")
+"""Keys whose entries replace those of the same name in the file that is extended."""
+
+
+def _seeds(value: Any) -> Any:
+    """Seeds 1 … N for a number."""
+    if type(value) is int and 1 <= value <= MOST_SEEDS:
+        return list(range(1, value + 1))
+    if not isinstance(value, list) or not 0 < len(set(map(str, value))) == len(value) <= MOST_SEEDS:
+        raise UserError(
+            f"seeds: {quote(value)} is not valid; give a list such as [1, 2, 3], each once, or how many: 3 "
+            f"(at most {MOST_SEEDS:,})"
+        )
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _named(value: Any) -> Any:
+    """Formulas in a list are their own names."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return {each: each for each in value}
+    return value
+
+
+def _either(read: Any, also: Any) -> BeforeValidator:
+    """A validator of what may be written in a second way, which the JSON schema names, too."""
+    return BeforeValidator(read, json_schema_input_type=also)
+
+
+Seeds = Annotated[list[NonNegativeInt], _either(_seeds, PositiveInt | list[NonNegativeInt])]
+Texts = Annotated[list[Text], _either(_as_list, str | list[str])]
+
+
+def _labelled(values: list[Any]) -> list[Any]:
+    names = list(map(label, values))
+    if len(set(names)) < len(names) or not all(map(is_name_part, names)):
+        valid = "give values, each once, whose texts can be part of a folder's name, without spaces"
+        raise UserError(f"tune: {quote(values)} is not valid; {valid}")
+    return values
+
+
+Values = Annotated[list[Any], Field(min_length=2, max_length=32), AfterValidator(_labelled)]
+Tune = Annotated[dict[str, Values], Field(max_length=1)]
+"""One setting, and the values that are tried."""
+
+
+@declared()
+class LevelFile:
+    """What a variant or a named level has beside settings."""
+
+    recipe: Text | None = None
+    """In place of the study's."""
+    seed_shift: NonNegativeInt = 0
+    """Its runs train with seed + N, so that their pairs have nothing in common: a check on the intervals."""
+    against: Text | None = None
+    """The level of the same factor that it is compared with, in place of the baseline."""
+    tune: Tune | None = None
+    """In place of the study's."""
+
+
+@declared()
+class StudyFile:
+    """A study: which runs are trained, and what is compared."""
+
+    seeds: Seeds
+    """A list, or how many: 3 for 1, 2, 3. Runs of one seed are paired."""
+    extends: Text | None = None
+    """A study's name or file that this one changes: settings are merged, entries of vary, variants,
+    contrasts, predict and tune are replaced by name, other keys as a whole; null takes out what that file
+    has."""
+    title: Text | None = None
+    question: Text | None = None
+    """What the study asks, in a sentence or two."""
+    predictions: Texts | None = None
+    """What is expected, written down before the runs. The first run records them with date and commit."""
+    status: Annotated[str, Field(pattern=r"^(open|confirmed|refuted|superseded by \S+)$")] = "open"
+    """open, confirmed, refuted, or superseded by STUDY."""
+    recipe: Text | None = None
+    """A name from pretrain/recipes or a file; without one, the default recipe."""
+    settings: Settings | None = None
+    """Of all runs, as in a recipe."""
+    vary: Annotated[dict[Text, list[Any] | dict[Text, Settings | None]], Field(min_length=1)] | None = None
+    """Factors: a setting, such as optimizer.learning_rate, heads[0] or heads[1:3], with a list of values; or
+    a name of your own with levels, each a name with settings."""
+    method: Literal["grid", "orthogonal", "fractional"] = "grid"
+    """Which combinations of vary are trained: all of them; or so many that every pair (orthogonal) or every
+    three (fractional) of factors has every combination of levels equally often."""
+    runs: PositiveInt | None = None
+    """How many combinations, with method orthogonal or fractional."""
+    variants: Annotated[dict[Text, Settings | None], Field(min_length=1)] | None = None
+    """Settings by name, for what is no grid. With vary, every variant is trained at every combination; one
+    that is called LEVEL.NAME, at that level alone."""
+    baseline: Texts | None = None
+    """The variant or level that the others are compared with, paired by seed; several, if levels have their
+    own. Without one, the effects of all levels are estimated together."""
+    contrasts: Annotated[dict[Text, Text], _either(_named, dict[str, str] | list[str])] | None = None
+    """Formulas over variants and levels, by name or as a list: "ascending - descending"."""
+    primary: list[Text] | None = None
+    """Names of the contrasts that the study is made for, adjusted for their number (Holm); all, if left
+    out."""
+    predict: dict[Text, Annotated[str, _either(normalize_heads, str | int | list[int])]] | None = None
+    """Head schedules whose loss is predicted, by name, where heads are varied layer by layer."""
+    tune: Tune | None = None
+    """A setting of which every variant takes its own best value, found with pilot_seeds."""
+    pilot_seeds: Seeds | None = None
+    """Of the runs that tune; none of the study's own."""
+    ds_config: Text = "ds_configs/zero2.json"
+    measure: Literal["val_loss", "val_bpb", "val_accuracy", "train_loss"] = "val_loss"
+    """What is compared."""
+    last_validations: PositiveInt = 1
+    """A run's result is the mean of so many last values."""
+    effect: PositiveFloat | None = None
+    """The smallest difference that the study is meant to see."""
+    machine: Text = ""
+    """What its size was chosen for, in words."""
+    hours: PositiveFloat | None = None
+    """The time that it takes there."""
+
+
+def study_names() -> list[str]:
+    """The studies included with the project."""
+    return sorted(path.stem for path in STUDIES.glob("[!_]*.yaml"))
+
+
+def find_study(name: str | Path, near: Path | None = None) -> Path:
+    """The file of that name or path; a path also from the folder *near*.
+
+    Raises:
+        UserError: there is none; it names the closest.
+    """
+    for path in (Path(name), *([near / name] if near else ()), STUDIES / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"study: no file or study {quote(str(name))}; studies are {', '.join(study_names())}"
+        + suggest(str(name), study_names())
+    )
+
+
+def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file's keys, those of the files that it extends included.
+
+    Args:
+        where: begins the messages about its YAML.
+        near: the folder of the file.
+        seen: the files that led to this one.
+
+    Raises:
+        UserError: no mapping, a file that is missing, or one that extends itself.
+    """
+    own = parse_yaml(text, where)
+    if not isinstance(own, dict):
+        raise UserError(f"{where} is not a mapping of a study's keys, such as seeds and variants")
+    if own.get("extends") is None:
+        return own
+    path = find_study(str(own.pop("extends")), near).resolve()
+    if path in seen:
+        refuse("extends", str(path), "it extends itself")
+    parent = resolve(read_text(path, "study"), f"study: {path}", path.parent, (*seen, path))
+    merged = {key: value for key, value in parent.items() if key not in OWN} | own
+    for key in BY_NAME:
+        if isinstance(parent.get(key), dict) and isinstance(own.get(key), dict):
+            out = {name for name, value in own[key].items() if value is None and name in parent[key]}
+            merged[key] = {name: each for name, each in (parent[key] | own[key]).items() if name not in out}
+    if all(isinstance(each.get("settings"), dict) for each in (parent, own)):
+        both = (read_settings(each["settings"], "settings") for each in (parent, own))
+        merged["settings"] = nest({name: value for each in both for name, value in each.items()})
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def read_file(keys: Mapping[str, Any]) -> StudyFile:
+    """The declared object of a file's keys.
+
+    Raises:
+        UserError: it names the key, its value and what would be valid.
+    """
+    return from_dict(StudyFile, dict(keys), "study")
+
+
+def override(keys: dict[str, Any], settings: Settings) -> str:
+    """A study file's text with these settings, by dotted name, in place of its own."""
+    if settings:
+        keys = keys | {"settings": nest(read_settings(keys.get("settings"), "settings") | settings)}
+    return format_yaml(keys)
+
+
+SPELLED_FREELY = ("heads", "lr_rules", "hooks", "growth")
+"""Settings that the schema does not check: they may be written as text, too."""
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a study file, for editors; settings have the fields of a recipe."""
+    found = TypeAdapter(StudyFile).json_schema()
+    run = TypeAdapter(RunConfig).json_schema()
+    settings = run["properties"] | {key: {} for key in SPELLED_FREELY}
+    level = TypeAdapter(LevelFile).json_schema()["properties"] | settings
+    found["$defs"] = run["$defs"] | {
+        "Settings": {"type": ["object", "null"], "properties": settings},
+        "Level": {"type": ["object", "null"], "properties": level},
+    }
+    texts = documentation(StudyFile)
+    for item in fields(StudyFile):
+        found["properties"][item.name]["description"] = " ".join(texts.get(item.name, "").split())
+    found["properties"]["settings"]["anyOf"] = [{"$ref": "#/$defs/Settings"}]
+    found["properties"]["variants"]["anyOf"][0]["additionalProperties"] = {"$ref": "#/$defs/Level"}
+    # null takes out what the study that is extended has.
+    found["properties"]["vary"]["anyOf"][0]["additionalProperties"]["anyOf"].append({"type": "null"})
+    return found

@@ -1,0 +1,397 @@
+"""Plans a study: factors × variants × seeds become runs, and every run is compared with what its name
+says."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.config import SCHEDULES
+from model.declared import from_dict, to_dict
+from model.errors import UserError, quote
+from model.heads import parse_heads
+from pretrain.config.run_config import RunConfig, is_folder_name
+from pretrain.config.sources import Recipe, diff_settings, flatten, load_recipe, make_run
+from pretrain.study.arrays import MOST_RUNS, compute_strength, full_factorial, orthogonal_array
+from pretrain.study.file import LevelFile, StudyFile, override, read_file, resolve
+from pretrain.study.formulas import match_variants, read_contrasts
+from pretrain.study.planned import SEEN, Design, Level, PlannedRun, Study, Variant
+from pretrain.study.settings import Settings, is_name_part, label, read_settings, refuse
+from pretrain.study.tuning import PILOT, TUNED_FILE, Tuned, pilot_name, read_tuned
+from pretrain.utils.parsing import format_yaml, read_text
+
+OF_A_STUDY = {"name", "runs_dir", "seed", "resume", "recipe"}
+"""Settings that the study sets itself."""
+NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
+"""Settings that do not change what a run computes, or (threads) only its rounding."""
+LAYERS = re.compile(r"(?:architecture\.)?(\w+)\[(\d{1,4})(?::(\d{1,4}))?\]")
+OPTIONS = {item.name for item in dataclasses.fields(LevelFile)}
+VARIANT = "variant"
+"""The name of the factor whose levels are the file's variants."""
+
+Factors = dict[str, dict[str, Level]]
+"""By name: what each level sets, by label."""
+
+
+def read_study(path: Path, out: Path | None = None, name: str | None = None, **options: Any) -> Study:
+    """Read a study file and plan its runs.
+
+    Args:
+        out: the study's folder; ``runs/NAME`` by default.
+        name: the study's name; the file's by default.
+        options: as for ``parse_study``.
+
+    Raises:
+        UserError: it names the file's key, its value and what would be valid; nothing has been run or
+        written.
+    """
+    name = path.stem if name is None else name
+    out = out or Path("runs") / name
+    text = read_text(path, "study")
+    given: dict[str, Any] = {"where": f"study: {path}", "near": path.parent, "source": str(path)}
+    return parse_study(text, name, out, **given | options)
+
+
+def parse_study(
+    text: str,
+    name: str,
+    out: Path,
+    where: str = "study",
+    near: Path | None = None,
+    source: str = "",
+    settings: Mapping[str, Any] | None = None,
+    check_runs: bool = True,
+    pilots: bool = False,
+) -> Study:
+    """As read_study, of a file's contents.
+
+    Args:
+        where: begins the messages about its YAML.
+        near: the folder of the file, for ``extends``.
+        source: the name or file that it came from.
+        settings: replace those of the file, in any spelling.
+        check_runs: whether to check the settings of all runs now; else those of a run are checked where it is
+            first used.
+        pilots: whether its runs are pilots, of which several may be equal.
+    """
+    flags = read_settings(settings, "settings")
+    text = override(resolve(text, where, near), flags)
+    file = read_file(resolve(text, where))
+    if not is_folder_name(name):
+        raise UserError(f"study: {quote(name)} is not the name of a folder; call the file otherwise")
+    _check_keys(file)
+    tuned = read_tuned(out)
+    vary = {factor: _read_factor(factor, given) for factor, given in (file.vary or {}).items()}
+    levels, made = _cross(file, vary)
+    planner = _Planner(file, flags, tuned)
+    variants = {each.name: each for each in map(planner.make_variant, made)}
+    if file.baseline:
+        variants = dict(_with_controls(variants, file.baseline, levels))
+    runs = tuple(PlannedRun(variant, seed, out) for seed in file.seeds for variant in variants.values())
+    design = None if file.baseline else _make_design(file, vary, levels, variants)
+    rows = {each.name: each.levels for each in variants.values()}
+    contrasts = tuple(read_contrasts(file.contrasts or {}, file.primary, levels, rows))
+    for contrast in contrasts:
+        if design and (contrast.order > 2 or (contrast.order == 2 and design.strength < 4)):
+            valid = f"in this study {SEEN[design.strength]}; take method grid or more runs"
+            refuse(f"contrasts.{contrast.name}", contrast.formula, valid)
+    study = Study(name, out, file, variants, runs, levels, contrasts, text, design, tuned, source)
+    if study.tried and not file.pilot_seeds:
+        raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
+    if file.pilot_seeds and not study.tried:
+        refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
+    folders = {name: "-".join(each.levels) for name, each in variants.items()}
+    _refuse_equal(folders, "it would share a folder with {}; rename one")
+    for variant in variants.values() if check_runs else ():
+        planner.check(variant)
+        _refuse_unmeasured(file, variant)
+    if check_runs and not pilots:
+        described = {name: _describe_runs(study, name) for name in variants}
+        valid = "its runs are those of {}; vary a setting, or give seed_shift for other seeds"
+        _refuse_equal(described, valid)
+    return study
+
+
+def build_pilot(study: Study) -> Study:
+    """The study of the pilots of the variants of *study*, which has tune, in its folder."""
+    file, variants = study.file, {}
+    for name, (setting, values) in study.tried.items():
+        given = study.variants[name].given
+        for value in values:
+            own = read_settings({setting: value}, "tune")
+            called = pilot_name("-".join(study.variants[name].levels), value)
+            recipe = study.variants[name].options.recipe or file.recipe
+            variants[called] = given | own | ({"recipe": recipe} if recipe else {})
+    kept = {key: getattr(file, key) for key in ("ds_config", "measure", "last_validations", "machine")}
+    keys = kept | {
+        "title": f"Pilots: {study.title}",
+        "seeds": file.pilot_seeds,
+        "baseline": next(iter(variants)),
+        "variants": variants,
+    }
+    return parse_study(format_yaml(keys), f"{study.name}-{PILOT}", study.folder / PILOT, pilots=True)
+
+
+def diff_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings in which two runs differ, by dotted name; without those that do not change what is
+    computed."""
+    differing = diff_settings(one, other)
+    return {name: values for name, values in differing.items() if name.split(".")[0] not in NOT_THE_RUN}
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def _check_keys(file: StudyFile) -> None:
+    """Refuse keys that do not go together."""
+    if file.variants and not file.baseline:
+        raise UserError("study: baseline: missing; give the variant that the others are compared with")
+    if file.vary is None and not file.variants:
+        raise UserError("study: variants: missing; give variants and a baseline, or vary")
+    if file.method != "grid" and (file.vary is None or file.runs is None):
+        refuse("method", file.method, "it needs vary and runs, the number of combinations")
+    if file.tune and not file.baseline:
+        refuse("tune", file.tune, "without a baseline, vary the setting")
+    if file.predict and file.baseline:
+        refuse("predict", file.predict, "it needs the effects of levels, which a study with a baseline lacks")
+    if shared := set(file.seeds) & set(file.pilot_seeds or ()):
+        refuse("pilot_seeds", file.pilot_seeds, f"seed {min(shared)} is one of the study's; give others")
+
+
+def _read_factor(name: str, given: list[Any] | dict[str, Settings | None]) -> dict[str, Level]:
+    where, layers = f"vary.{quote(name, plain=True)}", LAYERS.fullmatch(name)
+    labels = list(map(label, given))
+    if not 2 <= len(set(labels)) == len(labels) <= 16 or not all(map(is_name_part, labels)):
+        valid = "levels, each once, whose texts can be part of a folder's name, without spaces"
+        refuse(where, given, f"give from 2 to 16 {valid}")
+    if isinstance(given, dict):
+        return {each: _read_level(settings, f"{where}.{each}") for each, settings in given.items()}
+    if not layers:
+        settings = [read_settings({name: value}, "vary") for value in given]
+        return dict(zip(labels, map(Level, settings), strict=True))
+    first, last = int(layers[2]), int(layers[3] or int(layers[2]) + 1)
+    elements = [{(layers[1], layer): value for layer in range(first, last)} for value in given]
+    return {each: Level({}, values) for each, values in zip(labels, elements, strict=True)}
+
+
+def _read_level(given: Settings | None, where: str) -> Level:
+    """Settings, and the options beside them."""
+    given = given or {}
+    options = {key: value for key, value in given.items() if key in OPTIONS}
+    settings = read_settings({key: value for key, value in given.items() if key not in OPTIONS}, where)
+    _refuse_own(settings, where)
+    from_dict(LevelFile, options, "study", where)
+    return Level(settings, {}, options)
+
+
+def _refuse_own(settings: Settings, where: str) -> None:
+    for key in OF_A_STUDY & settings.keys():
+        raise UserError(f"study: {where}.{key}: not a setting of a study's runs; leave it out")
+
+
+# ---------------------------------------------------------------------- combinations
+
+Parts = dict[str, tuple[str, Level]]
+"""By factor: the label of a level, and what it sets."""
+
+
+def _cross(file: StudyFile, vary: Factors) -> tuple[dict[str, tuple[str, ...]], list[Parts]]:
+    """The labels of each factor, and the levels of every variant: the combinations of *vary* that are
+    trained, and at each of them the file's variants."""
+    counts = [len(levels) for levels in vary.values()]
+    combinations = math.prod(counts)
+    if file.method == "grid":
+        if file.runs not in (None, combinations) or combinations > MOST_RUNS:
+            valid = f"method grid takes all {combinations:,} combinations; at most {MOST_RUNS:,} are possible"
+            refuse("runs", file.runs, valid)
+        array = full_factorial(counts).tolist()
+    else:
+        array = orthogonal_array(counts, file.runs or 0, 3 if file.method == "fractional" else 2).tolist()
+    if not file.baseline:
+        # In a random order what changes with time, such as the machine's load, falls on no level more than on
+        # others, and a part of the runs can be analysed.
+        array = random.Random(0).sample(array, len(array))
+    labels = {name: tuple(levels) for name, levels in vary.items()}
+    known = {each for of_factor in labels.values() for each in of_factor}
+    cells = []
+    for name, given in (file.variants or {}).items():
+        level, _, own = name.rpartition(".")
+        level, own = (level, own) if level in known else ("", name)
+        if not is_name_part(own):
+            refuse("variants", own, "give names that can be part of a folder's, without spaces")
+        cells.append((level, own, _read_level(given, f"variants.{name}")))
+    if cells:
+        labels[VARIANT] = tuple(dict.fromkeys(name for _, name, _ in cells))
+    made: list[Parts] = []
+    for row in array:
+        chosen = [labels[name][level] for name, level in zip(vary, row, strict=True)]
+        parts: Parts = {name: (each, vary[name][each]) for name, each in zip(vary, chosen, strict=True)}
+        here = [(name, level) for at, name, level in cells if not at or at in chosen]
+        made += [parts | {VARIANT: cell} for cell in here] if cells else [parts]
+    return labels, made
+
+
+def _make_design(
+    file: StudyFile, vary: Factors, labels: Mapping[str, tuple[str, ...]], variants: Mapping[str, Variant]
+) -> Design:
+    rows = {name: tuple(map(tuple.index, labels.values(), each.levels)) for name, each in variants.items()}
+    counts = [len(each) for each in labels.values()]
+    # Of all combinations any columns hold every one equally often; there is nothing to count.
+    strength = len(counts)
+    if file.method != "grid":
+        strength = compute_strength(np.array(list(rows.values())), counts)
+    given = (file.predict or {}).items()
+    predict = {name: dict(_states(vary, heads, f"predict.{name}")) for name, heads in given}
+    return Design(labels, rows, 4 if strength == len(counts) else strength, predict)
+
+
+def _states(vary: Factors, heads: str, where: str) -> Iterator[tuple[str, str]]:
+    """The levels that a schedule states, by factor: those of the layers whose heads are varied."""
+    schedule = parse_heads(heads)
+    for name, levels in vary.items():
+        layers = [layer for each in levels.values() for field, layer in each.elements if field == "heads"]
+        counts = {schedule[layer] if layer < len(schedule) else 0 for layer in layers}
+        if len(counts) > 1:
+            refuse(where, heads, f"layers of {name} have one head count")
+        if counts and (count := str(counts.pop())) not in levels:
+            refuse(where, heads, f"levels of {name} are {', '.join(levels)}")
+        elif counts or layers:
+            yield name, count
+
+
+def _with_controls(
+    variants: Mapping[str, Variant], baselines: Sequence[str], levels: Mapping[str, tuple[str, ...]]
+) -> Iterator[tuple[str, Variant]]:
+    """The variants with what each is compared with: the baseline that shares all levels but one, or the one
+    that it names."""
+    rows = {name: each.levels for name, each in variants.items()}
+    named = {match for name in baselines for match in match_variants(name, "baseline", levels, rows)[0]}
+    for name, variant in variants.items():
+        against = variant.options.against
+        if against is not None:
+            places = [at for at, labels in enumerate(levels.values()) if against in labels]
+            beside = {".".join((*variant.levels[:at], against, *variant.levels[at + 1 :])) for at in places}
+            others = [each for each in beside if each in rows and each != name]
+            if name in named or len(others) != 1:
+                valid = ", ".join(each for each in levels.get(VARIANT, ()) if each != variant.levels[-1])
+                valid = f"give another variant ({valid}), and none for the baseline"
+                refuse(f"variants.{name}.against", against, valid)
+        else:
+            shared = {each: tuple(map(eq, rows[each], variant.levels)) for each in named}
+            # Of two that differ in one level, the one that differs in a later factor.
+            others = [each for each in named if sum(shared[each]) == len(levels) - 1]
+            others = sorted(others, key=lambda each: shared[each])[-1:]
+            if name not in named and not others:
+                refuse("baseline", baselines, f"{name} needs one that differs from it in one level alone")
+        yield name, variant if name in named else dataclasses.replace(variant, control=others.pop())
+
+
+# ---------------------------------------------------------------------- settings
+
+
+class _Planner:
+    """Makes variants, and compares them with what their names say.
+
+    Args:
+        flags: settings of the command line, which replace the file's, by dotted name.
+    """
+
+    def __init__(self, file: StudyFile, flags: Settings, tuned: Mapping[str, Tuned]) -> None:
+        self.file, self.flags, self.tuned = file, flags, tuned
+        self.common = read_settings(file.settings, "settings")
+        _refuse_own(self.common, "settings")
+        self.load = functools.cache(functools.partial(load_recipe, what="study: recipe"))
+
+    def make_variant(self, parts: Parts) -> Variant:
+        """A variant of levels."""
+        chosen = [level for _, level in parts.values()]
+        options = LevelFile(**{key: value for level in chosen for key, value in level.options.items()})
+        recipe: Recipe = self.load(options.recipe or self.file.recipe)
+        given = self.common | {name: value for level in chosen for name, value in level.settings.items()}
+        labels = tuple(label for label, _ in parts.values())
+        if elements := {key: value for level in chosen for key, value in level.elements.items()}:
+            given |= _set_elements(recipe.merge(given), elements)
+        if tuned := self.tuned.get(".".join(labels)):
+            given |= read_settings({tuned.field: tuned.value}, TUNED_FILE)
+        named = {f"{factor}: {label}": level for factor, (label, level) in parts.items()}
+        return Variant(labels, given, recipe.merge(given), named, options)
+
+    def check(self, variant: Variant) -> None:
+        """Compare a variant's run with its levels: setting once more what they say must change nothing.
+
+        Raises:
+            UserError: something else set a field that the study varies, tunes or was given by a flag.
+        """
+        said = [*variant.parts.items(), ("--settings", Level(self.flags))]
+        if tuned := self.tuned.get(variant.name):
+            said.append((TUNED_FILE, Level({tuned.field: tuned.value})))
+        made = flatten(to_dict(variant.run))
+        for name, level in said:
+            differing = diff_settings(variant.run, make_run(made | level.settings))
+            for (field, layer), value in level.elements.items():
+                whole = getattr(variant.run.fixed_model_config(), field)
+                own = whole[layer] if isinstance(whole, tuple) else whole
+                if own != value:
+                    differing[f"{field}[{layer}]"] = own, value
+            for setting, (own, value) in differing.items():
+                raise UserError(
+                    f"study: variant {variant.name}: {setting} is {quote(own)} where {name} says "
+                    f"{quote(value)}; let one place set it"
+                )
+
+
+def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -> Settings:
+    """The settings that have a value for each layer, with those of single layers in place."""
+    model = make_run(settings).fixed_model_config()
+    found: dict[str, list[Any]] = {}
+    for (field, layer), value in elements.items():
+        if field not in SCHEDULES:
+            valid = f"settings with a value for each layer are {', '.join(SCHEDULES)}"
+            refuse("vary", f"{field}[{layer}]", valid)
+        whole = getattr(model, field)
+        schedule = whole if isinstance(whole, tuple) else (whole,) * model.num_layers
+        if layer >= model.num_layers:
+            refuse("vary", f"{field}[{layer}]", f"the model has layers 0 to {model.num_layers - 1}")
+        found.setdefault(field, list(schedule))[layer] = value
+    return {name if name == "heads" else f"architecture.{name}": values for name, values in found.items()}
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def _refuse_unmeasured(file: StudyFile, variant: Variant) -> None:
+    """Refuse a study whose runs would train to their end without the value that is compared."""
+    run, measure = variant.run, file.measure
+    other_task = "val_bpb" if run.task == "classification" else "val_accuracy"
+    every = 1 if measure == "train_loss" else 0 if measure == other_task else run.validation.every
+    times = -(-run.steps // every) if every else 0
+    if times < file.last_validations:
+        said = f"variant {variant.name} measures it {times:,} times (task, steps, validation.every), and "
+        refuse("measure", measure, f"{said}last_validations is {file.last_validations}")
+
+
+def _describe_runs(study: Study, name: str) -> str:
+    """What a variant trains, however it is written, whatever value of a tuned setting it has been given."""
+    variant = study.variants[name]
+    setting, values = study.tried.get(name, (None, []))
+    run = make_run({key: value for key, value in variant.settings.items() if key != setting})
+    model = run.build_model_config()
+    run = dataclasses.replace(run, model="", heads=None, architecture={}, recipe="any")
+    return repr((variant.options.seed_shift, setting, values, run, model))
+
+
+def _refuse_equal(described: Mapping[str, str], valid: str) -> None:
+    """Refuse two variants of one description; *valid* has a place for the name of the first."""
+    seen: dict[str, str] = {}
+    for name, text in described.items():
+        if (other := seen.setdefault(text, name)) != name:
+            refuse("variants", name, valid.format(other))

@@ -1,0 +1,65 @@
+"""What a study expects, with the date and the commit at which its first run began."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import Any
+
+from model.declared import declared, from_dict, to_dict
+from pretrain.config.sources import ROOT
+from pretrain.study.planned import Study
+from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import read_json
+
+FILE_NAME = "registered.json"
+
+
+@declared()
+class Registered:
+    """A record that is written once."""
+
+    date: str
+    """UTC, as 2026-11-27 13:05."""
+    commit: str | None
+    """None outside a checkout of git."""
+    expected: dict[str, Any]
+    """The file's question, predictions, contrasts and primary."""
+
+
+def expectations(study: Study) -> dict[str, Any]:
+    """What should be written down before a study runs; keys that the file leaves out are left out."""
+    file = to_dict(study.file)
+    return {key: file[key] for key in ("question", "predictions", "contrasts", "primary") if file[key]}
+
+
+def register(study: Study) -> None:
+    """Record what the study expects in its folder, unless an earlier run has."""
+    path = study.folder / FILE_NAME
+    if not path.exists():
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        commit = done.stdout.strip() if done.returncode == 0 else None
+        made = Registered(time.strftime("%Y-%m-%d %H:%M", time.gmtime()), commit, expectations(study))
+        write_atomically(path, json.dumps(to_dict(made), indent=1, ensure_ascii=False) + "\n")
+
+
+def read_registered(study: Study) -> Registered | None:
+    """The record of the study's folder; None before the first run."""
+    path = study.folder / FILE_NAME
+    return from_dict(Registered, read_json(path, "study"), f"study: {path}") if path.exists() else None
+
+
+def describe_expectations(study: Study) -> list[str]:
+    """Question, predictions and status, when they were written down, and whether they have changed since."""
+    found = read_registered(study)
+    lines = [study.file.question] if study.file.question else []
+    lines += [f"Prediction: {each}" for each in study.file.predictions or ()]
+    lines.append(f"Status: {study.file.status}.")
+    if found is not None:
+        lines.append(f"First run {found.date} UTC, at commit {(found.commit or 'unknown')[:12]}.")
+        now = expectations(study)
+        keys = sorted({*found.expected, *now})
+        if changed := [key for key in keys if found.expected.get(key) != now.get(key)]:
+            lines.append(f"Changed since the first run: {', '.join(changed)}.")
+    return lines

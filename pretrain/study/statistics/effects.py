@@ -1,0 +1,368 @@
+"""What a study without a baseline shows: effects of levels, shares of the variance, and predicted schedules.
+
+Linear models in statsmodels' formulas, every factor coded so that the effects of its levels add up to zero,
+with the seeds as blocks; by least squares and by Huber's M-estimate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import statsmodels.api as sm
+from numpy.typing import NDArray
+from patsy import dmatrix
+from statsmodels.formula.api import ols, rlm
+from statsmodels.stats.anova import anova_lm
+
+from pretrain.study.formulas import Contrast
+from pretrain.study.planned import Design
+from pretrain.study.statistics.paired import CONFIDENCE
+from pretrain.study.statistics.ranks import FAR
+
+FEWEST_DEGREES = 5
+"""Interactions are in the model if so many degrees of freedom are left for the error, and LEFT_OVER."""
+LEFT_OVER = 0.25
+"""Of the runs: a model with nearly as many columns as runs fits their noise."""
+MOST_ITERATIONS = 200
+"""Of reweighted least squares."""
+SEEDS = "seed"
+
+Matrix = NDArray[np.float64]
+Levels = tuple[int, ...]
+"""Of each factor, from 0."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval, in the unit of the measure."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    """Of the two-sided t-test of zero."""
+
+
+@dataclass(frozen=True)
+class LevelEffect:
+    """How a level of a factor differs from the mean of the factor's levels."""
+
+    factor: str
+    level: str
+    runs: int
+    outliers: int
+    """How many of the runs are outliers."""
+    least_squares: Estimate
+    robust: Estimate | None
+    """None where the fit did not converge, or left no error."""
+
+    @property
+    def fits_disagree(self) -> bool:
+        """Whether one estimate is outside the other's interval, or one interval alone excludes zero."""
+        plain, robust = self.least_squares, self.robust
+        if robust is None:
+            return False
+        excludes = [each.low > 0 or each.high < 0 for each in (plain, robust)]
+        inside = plain.low <= robust.value <= plain.high and robust.low <= plain.value <= robust.high
+        return excludes[0] != excludes[1] or not inside
+
+
+@dataclass(frozen=True)
+class TermVariance:
+    """A line of the analysis of variance."""
+
+    term: str
+    degrees: int
+    share: float
+    """Of the sum of squares of all terms and the error."""
+    f: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The loss that the additive model predicts."""
+
+    name: str
+    levels: tuple[str, ...]
+    """Of each factor."""
+    estimate: Estimate
+    measured: float | None
+    """The mean of the runs of that combination, if it was trained."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The analysis of the finished runs of a study without a baseline.
+
+    Args:
+        values: the result by variant and seed.
+        higher_is_better: of the measure.
+    """
+
+    design: Design
+    values: Mapping[str, Mapping[int, float]]
+    higher_is_better: bool = False
+
+    @cached_property
+    def data(self) -> pd.DataFrame:
+        """A row for each finite result: variant, seed, value, and the level of each factor as f0, f1, …"""
+        return self._frame(
+            [(variant, seed, value) for variant, seed, value in self._runs if math.isfinite(value)]
+        )
+
+    @property
+    def _runs(self) -> list[tuple[str, int, float]]:
+        return [(name, seed, value) for name, by in self.values.items() for seed, value in by.items()]
+
+    def _frame(self, runs: Sequence[tuple[str, int, float]]) -> pd.DataFrame:
+        frame = pd.DataFrame(runs, columns=["variant", SEEDS, "value"])
+        rows = [self.design.rows[variant] for variant in frame.variant]
+        return self._with_factors(frame, rows)
+
+    def _with_factors(self, frame: pd.DataFrame, rows: Sequence[Levels]) -> pd.DataFrame:
+        """The frame with a categorical column for each factor, which has all levels of the study."""
+        for place, labels in enumerate(self.design.levels.values()):
+            levels = [row[place] for row in rows]
+            frame[f"f{place}"] = pd.Categorical(levels, categories=range(len(labels)))
+        if SEEDS in frame:
+            frame[SEEDS] = pd.Categorical(frame[SEEDS], categories=self.seeds)
+        return frame
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """Those that have a finite value."""
+        return sorted({seed for _, seed, value in self._runs if math.isfinite(value)})
+
+    @cached_property
+    def left_out(self) -> int:
+        """Runs whose value is not finite."""
+        return sum(map(len, self.values.values())) - len(self.data)
+
+    # ------------------------------------------------------------------ models
+
+    def formula(self, interactions: bool) -> str:
+        """The right side of the model, with or without interactions of two factors."""
+        factors = [f"C(f{place}, Sum)" for place in range(len(self.design.levels))]
+        pairs = map(":".join, itertools.combinations(factors, 2)) if interactions else ()
+        seeds = [f"C({SEEDS}, Sum)"] if len(self.seeds) > 1 else []
+        return " + ".join([*seeds, *factors, *pairs])
+
+    def grid(self, formula: str, rows: Sequence[Levels]) -> Matrix:
+        """The columns of combinations, for the mean of the seeds: (rows, width)."""
+        seeds = self.seeds or [0]
+        frame = pd.DataFrame({SEEDS: list(seeds) * len(rows)})
+        repeated = [row for row in rows for _ in seeds]
+        matrix = np.asarray(dmatrix(formula, self._with_factors(frame, repeated)))
+        return matrix.reshape(len(rows), len(seeds), -1).mean(axis=1)
+
+    @cached_property
+    def unknown(self) -> str:
+        """Why there is no analysis; empty if there is."""
+        if self.data.empty:
+            return "no run is finished"
+        matrix = dmatrix(self.formula(False), self.data)
+        width = matrix.shape[1]
+        if len(matrix) < width + 1:
+            return f"{len(matrix)} finished runs for {width} coefficients; at least one more is needed"
+        rank = np.linalg.matrix_rank(matrix)
+        if rank == width:
+            return ""
+        found = []
+        for name, place in matrix.design_info.term_name_slices.items():
+            without = np.linalg.matrix_rank(np.delete(matrix, place, axis=1))
+            if name != "Intercept" and rank - without < place.stop - place.start:
+                found.append(self.name_term(name))
+        return f"the finished runs do not determine the effects of {', '.join(found)}"
+
+    @cached_property
+    def interactions(self) -> bool:
+        """Whether interactions of two factors are in the model: where they can be estimated."""
+        if len(self.design.levels) < 2:
+            return False
+        matrix = dmatrix(self.formula(True), self.data)
+        runs, width = matrix.shape
+        enough = runs - width >= max(FEWEST_DEGREES, LEFT_OVER * runs)
+        return bool(enough and np.linalg.matrix_rank(matrix) == width)
+
+    @cached_property
+    def model(self) -> str:
+        """The right side of the model that is fitted."""
+        return self.formula(self.interactions)
+
+    @cached_property
+    def least_squares(self) -> Any:
+        """The model by least squares."""
+        return ols(f"value ~ {self.model}", self.data).fit()
+
+    @cached_property
+    def additive(self) -> Any:
+        """The model without interactions, which predicts."""
+        return ols(f"value ~ {self.formula(False)}", self.data).fit()
+
+    @cached_property
+    def robust(self) -> Any | None:
+        """The model by Huber's M-estimate with c = 1.345; None if it does not converge, as where nothing is
+        left for the error.
+
+        The scale is Huber's proposal 2 and the covariance his second one (Huber, Robust Statistics, 1981):
+        they count the degrees of freedom. The usual scale, the median absolute deviation, does not, and with
+        two coefficients for five runs its intervals are too narrow.
+        """
+        model = rlm(f"value ~ {self.model}", self.data, M=sm.robust.norms.HuberT())
+        try:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                fit = model.fit(maxiter=MOST_ITERATIONS, scale_est=sm.robust.scale.HuberScale(), cov="H2")
+        except ValueError:  # nearly all values are ties: a scale of zero makes weights that are not numbers
+            return None
+        converged = fit.fit_history["iteration"] < MOST_ITERATIONS
+        return fit if converged and fit.scale > 0 and np.isfinite(fit.cov_params()).all(axis=None) else None
+
+    # ------------------------------------------------------------------ what they show
+
+    @cached_property
+    def outliers(self) -> list[tuple[str, int]]:
+        """Variant and seed of the runs that are worse than the robust fit by more than FAR of its standard
+        deviations, and of those that are not finite."""
+        found = []
+        if not self.unknown and self.robust is not None:
+            sign = -1 if self.higher_is_better else 1
+            # The median absolute residual is as good as 0 where most values are ties; this scale is not.
+            worse = self.data[sign * self.robust.resid > FAR * self.robust.scale]
+            found = list(zip(worse.variant, map(int, worse[SEEDS]), strict=True))
+        return found + [(variant, seed) for variant, seed, value in self._runs if not math.isfinite(value)]
+
+    @cached_property
+    def levels(self) -> list[LevelEffect]:
+        """The effect of every level of every factor."""
+        names = [(factor, level) for factor, labels in self.design.levels.items() for level in labels]
+        rows = np.array(list(self.design.rows.values()))
+        grid, places = self.grid(self.model, list(self.design.rows.values())), []
+        for place, labels in enumerate(self.design.levels.values()):
+            places += [rows[:, place] == level for level in range(len(labels))]
+        weights = np.array([grid[chosen].mean(axis=0) - grid.mean(axis=0) for chosen in places])
+        plain = estimate(self.least_squares, weights)
+        robust = estimate(self.robust, weights) if self.robust is not None else [None] * len(plain)
+        own = dict(zip(self.design.rows, range(len(rows)), strict=True))
+        trained = [own[variant] for variant in self.data.variant]
+        outside = [own[variant] for variant, _ in self.outliers]
+        return [
+            LevelEffect(*name, int(chosen[trained].sum()), int(chosen[outside].sum()), one, other)
+            for name, chosen, one, other in zip(names, places, plain, robust, strict=True)
+        ]
+
+    @cached_property
+    def variance(self) -> list[TermVariance]:
+        """The analysis of variance: each term's sum of squares given all others (of type III), and the error.
+
+        With all runs of a balanced array these add up to that of the values."""
+        table = anova_lm(self.least_squares, typ=3).drop(index="Intercept")
+        total = table.sum_sq.sum()
+        return [
+            TermVariance(self.name_term(term), int(line.df), line.sum_sq / total, line.F, line["PR(>F)"])
+            for term, line in table.iterrows()
+        ]
+
+    def name_term(self, term: str) -> str:
+        """A term's name for readers: seeds, a factor, two factors with a colon, or error."""
+        names = {f"f{place}": name for place, name in enumerate(self.design.levels)}
+        names |= {SEEDS: "seeds", "Residual": "error"}
+        parts = [re.sub(r"C\((\w+), Sum\)", r"\1", part) for part in term.split(":")]
+        return ":".join(names.get(part, part) for part in parts)
+
+    @cached_property
+    def confounded(self) -> dict[str, list[str]]:
+        """By main effect the interactions of two factors that it is confounded with, and at strength 3 by
+        interaction the others. Empty where all can be estimated."""
+        if self.design.strength > 3 or len(self.design.levels) < 2:
+            return {}
+        rows = list(self.design.rows.values())
+        frame = self._with_factors(pd.DataFrame(index=range(len(rows))), rows)
+        factors = [f"C(f{place}, Sum)" for place in range(len(self.design.levels))]
+        matrix = dmatrix(" + ".join([*factors, *map(":".join, itertools.combinations(factors, 2))]), frame)
+        products = np.abs(matrix.T @ matrix)
+        slices = matrix.design_info.term_name_slices
+        pairs = [name for name in slices if ":" in name]
+        found = {}
+        for term in factors if self.design.strength < 3 else pairs:
+            own = set(term.split(":"))
+            others = [
+                self.name_term(pair)
+                for pair in pairs
+                if not own & set(pair.split(":")) and products[slices[term], slices[pair]].max() > 1e-9
+            ]
+            if others:
+                found[self.name_term(term)] = others
+        return found
+
+    @cached_property
+    def lack_of_fit(self) -> tuple[float, float] | None:
+        """F and p of what combinations differ in beyond the model, against how a combination's runs differ.
+
+        None with one seed, or if the model leaves nothing over."""
+        if len(self.seeds) < 2:
+            return None
+        saturated = ols(f"value ~ C(variant) + C({SEEDS})", self.data).fit()
+        if saturated.df_resid < 1 or self.least_squares.df_resid <= saturated.df_resid:
+            return None
+        f, p, _ = saturated.compare_f_test(self.least_squares)
+        return float(f), float(p)
+
+    def contrast(self, contrast: Contrast) -> tuple[Estimate, Estimate | None] | None:
+        """A contrast by least squares and by the robust fit; None for one of an interaction, where
+        interactions are not in the model."""
+        if contrast.order > 1 and not self.interactions:
+            return None
+        rows = [self.design.rows[variant] for variant in contrast.weights]
+        weights = np.array(list(contrast.weights.values())) @ self.grid(self.model, rows)
+        robust = estimate(self.robust, weights)[0] if self.robust is not None else None
+        return estimate(self.least_squares, weights)[0], robust
+
+    @cached_property
+    def predictions(self) -> list[Prediction]:
+        """What the additive model predicts for the best combination and the study's schedules.
+
+        Factors that a schedule does not state have their best level. The best is the lowest of many
+        estimates, so its own is too good (the winner's curse)."""
+        labels, rows = list(self.design.levels.values()), np.array(list(self.design.rows.values()))
+        sign = -1 if self.higher_is_better else 1
+        means = sign * self.grid(self.formula(False), list(self.design.rows.values())) @ self.additive.params
+        best = tuple(
+            int(np.argmin([means[rows[:, place] == level].mean() for level in range(len(each))]))
+            for place, each in enumerate(labels)
+        )
+        named = {"best": best}
+        for name, stated in self.design.predict.items():
+            named[name] = tuple(
+                each.index(stated[factor]) if factor in stated else best[place]
+                for place, (factor, each) in enumerate(self.design.levels.items())
+            )
+        estimates = estimate(self.additive, self.grid(self.formula(False), list(named.values())))
+        found = []
+        for (name, levels), each in zip(named.items(), estimates, strict=True):
+            variant = ".".join(of[level] for of, level in zip(labels, levels, strict=True))
+            measured = self.data.value[self.data.variant == variant]
+            own = tuple(of[level] for of, level in zip(labels, levels, strict=True))
+            found.append(Prediction(name, own, each, float(measured.mean()) if len(measured) else None))
+        return found
+
+
+def estimate(fit: Any, weights: Matrix) -> list[Estimate]:
+    """Combinations of a fit's coefficients, (combinations, width) or (width,), with t-intervals by the
+    error's degrees of freedom."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        test = fit.t_test(np.atleast_2d(weights), use_t=True)
+        limits = np.atleast_2d(test.conf_int(1 - CONFIDENCE))
+    values, ps = np.atleast_1d(np.squeeze(test.effect)), np.atleast_1d(np.squeeze(test.pvalue))
+    return [
+        Estimate(float(value), float(low), float(high), float(p))
+        for value, (low, high), p in zip(values, limits, ps, strict=True)
+    ]

@@ -1,0 +1,399 @@
+"""Study files: what they ask for, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from model.errors import UserError
+from model.heads import parse_heads
+from model.presets import preset
+from pretrain.config.sources import Recipe, load_recipe, make_run, nest
+from pretrain.study import Study
+from pretrain.study.file import STUDIES, find_study, schema, study_names
+from pretrain.study.planning import build_pilot, parse_study, read_study
+from tests.helpers.refusals import refused
+
+SMALL = """
+recipe: micro
+seeds: [4, 7]
+settings: {steps: 60, optimizer: {learning_rate: 1.0e-3}, architecture: {d_model: 64}}
+baseline: uniform
+variants:
+  uniform: {heads: 4x4}
+  prism: {heads: "1,2,4x2", optimizer: {weight_decay: 0.0}, architecture: {ffn_width: 192}}
+"""
+
+
+def study(text=SMALL, out="runs/s"):
+    return parse_study(text, "s", Path(out))
+
+
+def changed(**values):
+    return yaml.safe_dump({**yaml.safe_load(SMALL), **values}, sort_keys=False)
+
+
+def test_recipe_settings_and_variant_are_laid_over_one_another():
+    run = next(planned.run for planned in study().runs if planned.variant == "prism")
+    assert (
+        run.optimizer.learning_rate == 1e-3 and run.optimizer.weight_decay == 0.0
+    )  # the study's, the variant's
+    assert run.optimizer.gradient_clipping == 1.0 and run.vocab_size == 2048  # the recipe's
+    model = run.build_model_config()
+    assert (model.d_model, model.ffn_width, model.heads) == (64, 192, (1, 2, 4, 4))
+    assert run.recipe == "micro" and str(run.folder) == "runs/s/prism-s4"
+
+
+def test_a_seed_is_complete_before_the_next():
+    assert [planned.name for planned in study().runs] == ["uniform-s4", "prism-s4", "uniform-s7", "prism-s7"]
+    assert [planned.run.seed for planned in study().runs] == [4, 4, 7, 7]
+    assert study(changed(seeds=3)).file.seeds == [1, 2, 3]
+
+
+def test_other_seeds_are_another_run_of_the_same_pair():
+    found = study(changed(variants={"uniform": {}, "again": {"seed_shift": 100}}))
+    assert [(p.variant, p.seed, p.run.seed) for p in found.runs][:2] == [("uniform", 4, 4), ("again", 4, 104)]
+
+
+BAD_VALUES = [
+    ("baseline: unifrom", "baseline: 'unifrom' is not valid; did you mean 'uniform'"),
+    ("baseline:", "baseline: missing; give the variant that the others are compared with"),
+    ("variants:", "variants: missing; give variants and a baseline, or vary"),
+    (
+        "variants: {uniform: {haeds: 4x4}}",
+        "study: variants.uniform: haeds: unknown key; did you mean 'heads'",
+    ),
+    ("variants: {uniform: {heads: 2,4,8,8}}", "'8' twice in one mapping; a text with commas needs quotes"),
+    ("variants: {uniform: {heads: 2,4,8}}", "4: not the name of a setting; a text with commas needs quotes"),
+    ("variants: {uniform: {heads: 5x4}}", "variant uniform: heads"),
+    ("variants: {uniform: {seed: 3}}", "variants.uniform.seed: not a setting"),
+    ("settings: {name: x}", "settings.name: not a setting of a study's runs"),
+    ("variants: {uniform: {}, b: {heads: 2x4, against: x}}", "variants.b.against: 'x' is not valid"),
+    ("variants: {uniform: {against: b}, b: {heads: 2x4}}", "uniform.against: 'b' is not valid"),
+    ("variants: {uniform: {seed_shift: -1}}", "study: variants.uniform.seed_shift: -1 is not valid"),
+    ("{variants: {a/b: {}}, baseline: a/b}", "variants: 'a/b' is not valid; give names that can be part"),
+    ("settings: {model: prism-unknown}", "no preset 'prism-unknown'"),
+    ("recipe: mirco", "recipe: no recipe or file 'mirco'"),
+    ("seeds: [1, 1]", "seeds: [1, 1] is not valid; give a list such as [1, 2, 3], each once"),
+    ("seeds: 0", "seeds: 0 is not valid; give a list such as [1, 2, 3]"),
+    ("status: done", "status: 'done' is not valid"),
+    ("predict: {x: 8x4}", "predict: {'x': '8x4'} is not valid; it needs the effects of levels"),
+    ("last_validations: 9", "measure: 'val_loss' is not valid; variant uniform measures it 1 times"),
+    ("measure: val_accuracy", "measure: 'val_accuracy' is not valid; variant uniform measures it 0 times"),
+    ("settings: {validation: {every: 0}}", "'val_loss' is not valid; variant uniform measures it 0 times"),
+    ("{recipe: classification, measure: val_bpb}", "variant uniform measures it 0 times"),
+    ("vairants: {}", "vairants: unknown; did you mean 'variants'?"),
+    ("extends: nothing", "study: no file or study 'nothing'"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), BAD_VALUES)
+def test_bad_values_are_one_line(values, said):
+    with refused(said, begins="study"):
+        study(SMALL.split("variants")[0] + values if "2,4,8" in values else changed(**yaml.safe_load(values)))
+
+
+def test_a_variant_may_have_any_name():
+    found = study("seeds: 1\nbaseline: 8\nvariants: {8: {heads: 8x4}, None: {heads: 4x4}, b: {}}\n")
+    assert list(found.variants) == ["8", "None", "b"]
+    assert found.variants["b"].control == "8"
+
+
+def test_a_variant_given_twice_is_refused_and_not_lost():
+    with pytest.raises(UserError, match="'uniform' twice"):
+        study(SMALL + "  uniform: {heads: 2x4}\n")
+
+
+def test_two_runs_that_would_share_a_folder_are_refused():
+    with refused("variants: 'a-b.c' is not valid; it would share a folder with a.b-c"):
+        study("""
+seeds: 1
+vary: {x: {a: {steps: 1000}, a-b: {steps: 1001}}}
+baseline: [a.b-c, a-b.c]
+variants: {a.b-c: {heads: 8x4}, a-b.c: {heads: 4x4}}
+""")
+
+
+# ---------------------------------------------------------------------- one meaning
+
+RATE = (
+    "seeds: 1\nrecipe: micro\nsettings: {steps: 40, validation.every: 40, optimizer.learning_rate: 5.0e-3}\n"
+)
+PILOTS = "pilot_seeds: [7]\nbaseline: a\nvariants: {a: {}, b: {heads: 4x4}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("baseline: a\nvariants: {a: {}, b: {optimizer: {learning_rate: 1.0e-3}}}\n", [5e-3, 1e-3]),
+        ("baseline: a\nvariants: {a: {}, b: {optimizer.learning_rate: 1.0e-3}}\n", [5e-3, 1e-3]),
+        ("vary: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\n", [1e-3, 2e-3]),
+        (
+            "vary:\n  r: {low: {optimizer: {learning_rate: 1.0e-3}}, b: {optimizer.learning_rate: 2.0e-3}}",
+            [1e-3, 2e-3],
+        ),
+        (f"tune: {{optimizer.learning_rate: [1.0e-3, 2.0e-3]}}\n{PILOTS}", [1e-3, 2e-3] * 2),
+        (f"tune: {{optimizer: {{learning_rate: x}}}}\n{PILOTS}", None),
+    ],
+)
+def test_a_dotted_setting_does_not_beat_what_a_study_varies(text, rates):
+    if rates is None:
+        with refused("tune.optimizer"):
+            study(RATE + text)
+        return
+    found = study(RATE + text)
+    runs = build_pilot(found).runs if found.tried else found.runs
+    trained = [planned.run.optimizer.learning_rate for planned in runs]
+    assert sorted(trained) == sorted(rates)
+    for planned in runs if "vary" in text and "low" not in text else ():
+        assert float(planned.definition.levels[0]) == planned.run.optimizer.learning_rate
+
+
+def test_a_level_that_does_not_reach_its_run_is_refused(monkeypatch):
+    """A planted plan: what is merged last wins over what the study varies."""
+    text = RATE + "vary: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\n"
+    merge = Recipe.merge
+    monkeypatch.setattr(
+        Recipe, "merge", lambda self, *given: merge(self, *given) | {"optimizer.learning_rate": 5e-3}
+    )
+    with refused(
+        "optimizer.learning_rate is 0.005 where optimizer.learning_rate: 0.00", "let one place set it"
+    ):
+        study(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vary: {'heads[0]': [2, 4], heads: [8x4, 4x4]}", "heads is '"),
+        (f"tune: {{heads: [8x4, 4x4]}}\n{PILOTS}", None),
+    ],
+)
+def test_two_places_that_set_one_thing_are_refused(tmp_path, text, said):
+    if said is None:  # what pilots choose would replace what the variant b is
+        (tmp_path / "tuned.json").write_text(
+            json.dumps({"b": {"field": "heads", "value": "8x4", "at_edge": True, "tried": [], "seeds": [7]}})
+        )
+        said = "variant b: heads is '8x4' where variant: b says '4x4'"
+    with refused(said):
+        study(RATE + text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"steps": 7, "validation.every": 7}, ""),
+        (
+            {"optimizer": {"learning_rate": 1e-3}},
+            "is 0.002 where --settings says 0.001; let one place set it",
+        ),
+        ({"haeds": 3}, "study: settings: haeds: unknown key; did you mean 'heads'"),
+    ],
+)
+def test_flags_replace_settings_of_all_runs_or_are_refused(flags, said):
+    text = RATE + "vary: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\n"
+    if said:
+        with refused(said):
+            parse_study(text, "s", Path("runs/s"), settings=flags)
+        return
+    found = parse_study(text, "s", Path("runs/s"), settings=flags)
+    assert {planned.run.steps for planned in found.runs} == {7}
+    assert parse_study(found.text, "s", Path("runs/s")).runs[0].run == found.runs[0].run  # the folder's file
+
+
+VALUES = {
+    "steps": [50, 60],
+    "heads": ["8x4", [2, 4, 8, 8], "2,4,8x2"],
+    "optimizer.learning_rate": [1e-3, 2e-3],
+    "optimizer.weight_decay": [0.0, 0.3],
+    "schedule.warmup": [0.0, 0.1],
+    "architecture.qk_norm": ["none", "weighted"],
+    "architecture.context_length": [128, 256],
+    "validation.every": [25, 50],
+}
+
+
+def spell(chosen, rng):
+    """Settings nested, with dots, or both."""
+    dotted = {name: value for name, value in chosen.items() if rng.random() < 0.5}
+    nested = nest({name: value for name, value in chosen.items() if name not in dotted})
+    return {**nested, **dotted} if not nested.keys() & dotted.keys() else nest(chosen)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_spelling_of_a_study_plans_equal_runs(seed, tmp_path):
+    """Settings of the study, of the file that it extends, of levels and of variants, in random spellings."""
+    rng = random.Random(seed)
+    chosen = {name: rng.choice(values) for name, values in VALUES.items() if rng.random() < 0.7}
+    varied, other = rng.sample(sorted(VALUES.keys() - {"steps", "validation.every", "heads"}), 2)
+    places = {name: rng.choice(("parent", "settings", "variant")) for name in chosen}
+    parts = {
+        place: {name: value for name, value in chosen.items() if places[name] == place}
+        for place in ("parent", "settings", "variant")
+    }
+    for name in (varied, other):
+        parts["variant"].pop(name, None)
+    (tmp_path / "parent.yaml").write_text(
+        yaml.safe_dump({"recipe": "micro", "settings": spell(parts["parent"], rng)})
+    )
+    as_values = {varied: VALUES[varied]}
+    as_levels = {"it": {f"level{at}": spell({varied: value}, rng) for at, value in enumerate(VALUES[varied])}}
+    values = {
+        "extends": str(tmp_path / "parent.yaml"),
+        "seeds": [1],
+        "settings": spell(parts["settings"], rng),
+        "vary": rng.choice((as_values, as_levels)),
+        "baseline": "a",
+        "variants": {
+            "a": spell(parts["variant"] | {other: VALUES[other][0]}, rng),
+            "b": spell(parts["variant"] | {other: VALUES[other][1]}, rng),
+        },
+    }
+    found = study(yaml.safe_dump(values, sort_keys=False))
+    expected = [
+        make_run({"recipe": "micro"} | recipe_of("micro") | chosen | {varied: first, other: second})
+        for first in VALUES[varied]
+        for second in VALUES[other]
+    ]
+    trained = [dataclasses.replace(planned.run, name=None, runs_dir="runs", seed=1) for planned in found.runs]
+    assert trained == expected
+
+
+def recipe_of(name):
+    return dict(load_recipe(name).values)
+
+
+# ---------------------------------------------------------------------- extends and the schema
+
+
+def test_a_study_extends_another(tmp_path):
+    (tmp_path / "base.yaml").write_text(f"{SMALL}title: Base\nquestion: Why?\neffect: 0.02\n")
+    (tmp_path / "own.yaml").write_text("""
+extends: base.yaml
+settings: {optimizer.weight_decay: 0.5, steps: 70}
+variants: {prism: null, flat: {heads: 2x4}}
+effect: null
+""")
+    found = read_study(tmp_path / "own.yaml")
+    assert list(found.variants) == ["uniform", "flat"] and found.file.seeds == [4, 7]
+    assert (found.file.title, found.file.question, found.file.effect) == (None, None, None)
+    run = found.runs[0].run
+    assert (run.steps, run.optimizer.weight_decay, run.optimizer.learning_rate) == (70, 0.5, 1e-3)
+    again = parse_study(found.text, "own", found.folder)  # as it is written into the folder
+    assert [planned.run for planned in again.runs] == [planned.run for planned in found.runs]
+    (tmp_path / "base.yaml").write_text("extends: own.yaml\nseeds: 1\n")
+    with refused("it extends itself"):
+        read_study(tmp_path / "own.yaml")
+
+
+def test_the_schema_has_every_key_and_admits_every_study():
+    found = schema()
+    described = [each for each in found["properties"].values() if each["description"]]
+    assert len(described) > 20 and "learning_rate" in json.dumps(found["$defs"])
+    jsonschema = pytest.importorskip("jsonschema")
+    found["required"] = []  # a study that extends another may lack seeds
+    checker = jsonschema.Draft202012Validator(found)
+    for path in STUDIES.glob("*.yaml"):
+        values = json.loads(json.dumps(yaml.safe_load(path.read_text())))
+        assert [error.message for error in checker.iter_errors(values)] == [], path
+    assert not checker.is_valid({"methd": "grid"}) and not checker.is_valid({"method": "half"})
+
+
+def test_a_study_in_a_notebook(tmp_path):
+    (tmp_path / "own.yaml").write_text(SMALL)
+    found = Study.load(tmp_path / "own.yaml", tmp_path / "out", steps=40)
+    plan = found.plan()
+    assert list(plan.index) == ["uniform-s4", "prism-s4", "uniform-s7", "prism-s7"]
+    assert set(plan.steps) == {40} and list(plan.variant)[:2] == ["uniform", "prism"]
+    results = found.results()
+    assert set(results.state) == {"missing"} and results.difference.isna().all()
+
+
+# ---------------------------------------------------------------------- the studies included
+
+
+def test_an_unknown_study_names_the_closest():
+    with pytest.raises(UserError, match="did you mean 'direction-small'"):
+        find_study("direction-smal")
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_that_comes_along_is_valid(name):
+    found = read_study(find_study(name))
+    assert found.title != name and found.file.machine and found.file.question
+    # A level of a factor is in many runs of each seed.
+    assert len(found.file.seeds) >= 3 or found.design
+    if name.endswith("-small"):
+        assert found.file.hours and all(planned.run.data == "builtin" for planned in found.runs)
+
+
+def heads_of(found, block=""):
+    """Head schedules by the last part of the variant's name."""
+    return {
+        name.removeprefix(f"{block}."): each.run.build_model_config().heads
+        for name, each in found.variants.items()
+        if name.startswith(block)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [("direction-small", ""), *(("direction", scale) for scale in ("124m", "354m", "757m"))],
+)
+def test_direction_compares_one_multiset_and_contrasts_ascending_with_all_others(name, block):
+    found = read_study(find_study(name))
+    heads = heads_of(found, block)
+    ordered = {heads[order] for order in ("ascending", "descending", "shuffled-a", "shuffled-b")}
+    assert len(ordered) == 4 and len({tuple(sorted(each)) for each in ordered}) == 1
+    assert list(heads["ascending"]) == sorted(heads["ascending"])
+    uniform = [schedule[0] for name, schedule in heads.items() if name.startswith("uniform")]
+    mean = sum(heads["ascending"]) / len(heads["ascending"])
+    full = f"{block}." if block else ""
+    control = found.variants[f"{full}ascending"].control.removeprefix(full)
+    assert set(heads[control]) == {min(uniform, key=lambda count: abs(count - mean))}
+    assert min(uniform) < mean < max(uniform)
+    contrasted = [each.weights for each in found.contrasts if len(each.weights) == 2]
+    # Beside those with the baseline, which are its differences.
+    others = heads.keys() - {"ascending", control}
+    expected = [{f"{full}ascending": 1.0, f"{full}{other}": -1.0} for other in others]
+    assert all(weights in contrasted for weights in expected)
+
+
+@pytest.mark.parametrize("scale", ["354m", "757m"])
+def test_head_progression_has_the_uniform_counts_on_both_sides_of_the_mean(scale):
+    found = read_study(find_study("head_progression"))
+    heads = heads_of(found, scale)
+    mean = sum(heads["ascending"]) / len(heads["ascending"])
+    uniform = sorted(schedule[0] for name, schedule in heads.items() if name.startswith("uniform"))
+    width = found.variants[f"{scale}.ascending"].run.build_model_config().d_model
+    valid = [count for count in range(1, 17) if width % count == 0 and width // count % 2 == 0]
+    assert uniform[0] < mean < uniform[1] == 16 and valid[-2:] == uniform
+
+
+@pytest.mark.parametrize("name", ["learning_less", "learning_less-small", "learning_less-700m"])
+def test_learning_less_is_the_matched_presets_and_contrasts_halves_of_them(name):
+    found = read_study(find_study(name))
+    size = {"learning_less": "270m"}.get(name, name.rpartition("-")[2].replace("small", "mini"))
+    for variant in found.variants.values():
+        block = "-".join(variant.levels[:-1])
+        expected = preset(f"matched-{block}-{size}").replace(
+            vocab_size=variant.run.build_model_config().vocab_size
+        )
+        assert variant.run.build_model_config() == expected
+        assert bool(variant.run.lr_rules) == (variant.levels[-1] == "upper_qk")
+    assert [len(each.weights) for each in found.contrasts] == [32] * 5
+    assert all(
+        sum(map(abs, each.weights.values())) == pytest.approx(2 * (1 + (at > 0)))
+        for at, each in enumerate(found.contrasts)
+    )
+
+
+def test_the_small_ablation_has_the_papers_head_counts():
+    small, full = (heads_of(read_study(find_study(f"prism_ablation{scale}"))) for scale in ("-small", ""))
+    assert small == full and len(small) == 9
+    assert list(small.values())[7] == parse_heads("3x2,6x2,8x2,12x6")
