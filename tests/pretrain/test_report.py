@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain import report
+from pretrain import generate, report
 from pretrain.config.run_config import RunConfig
 from pretrain.metrics import build
 from pretrain.run.decisions import Decision
@@ -88,7 +88,7 @@ def test_a_measured_peak_is_said_not_to_compare(source, compares):
 def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     """The closing lines of a session whose hook has measured, and what was done for them, in order."""
     did = []
-    monkeypatch.setattr(report, "sample_text", lambda *_: did.append("sample") or "a\nb")
+    monkeypatch.setattr(generate, "sample_text", lambda *_: did.append("sample") or "a\nb")
     closing, hook.summarize = hook.summarize, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
     run = made(folder=folder, steps=2, run_name="n", validation=made(sequences=1))
