@@ -16,6 +16,7 @@ TITLES = {
     "attention_entropy": "attention entropy (nats)",
     "max_probability": "largest attention probability",
     "logit_spread": "spread of the logits (sd)",
+    "attention_gate": "gate of attention",
     "attention_write": "attention write ‖a‖²/‖X‖²",
     "ffn_write": "FFN write ‖f‖²/‖X + a‖²",
     "path_energy": "writes below R/‖X‖²",

@@ -44,6 +44,9 @@ class ProbeResult:
     energy of the residual writes on the path into the layer."""
     features: dict[int, Tensor]
     """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalize``."""
+    gates: list[Tensor]
+    """By layer: fp64 [h_l], the mean of each head's gates over the queries that HEAD_MEASURES count; empty
+    where there are none."""
     absent: frozenset[tuple[int, str]] = frozenset()
     """Layers, and the measures of a part that they lack."""
 
@@ -61,6 +64,9 @@ class ProbeResult:
                 if not len(heads):
                     continue
                 figures[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
+        for layer, gates in enumerate(self.gates):
+            if len(gates):
+                figures[f"diagnostics/attention_gate/layer_{layer}"] = gates.mean().item()
         for measure, by_layer in zip(LAYER_MEASURES, self.layers.T.tolist(), strict=True):
             figures |= {
                 f"diagnostics/{measure}/layer_{layer}": value
@@ -69,6 +75,8 @@ class ProbeResult:
             }
         for index, measure in enumerate(HEAD_MEASURES):
             figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
+        if any(len(gates) for gates in self.gates):
+            figures["diagnostics/attention_gate/heads"] = [gates.tolist() for gates in self.gates]
         for layer, features in self.features.items():
             if layer in before and before[layer].shape == features.shape:
                 figures[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
@@ -132,6 +140,7 @@ class _Recorder:
         config, device = probe.config, probe.world.device
         self.probe, self.network = probe, network
         self.head_sums = [torch.zeros(h, 5, dtype=torch.float64, device=device) for h in config.heads]
+        self.gate_sums = [torch.zeros(h, dtype=torch.float64, device=device) for h in config.heads]
         # ‖X‖², ‖a‖², ‖X + a‖², ‖f‖² of each layer
         self.energies = torch.zeros(config.num_layers, 4, dtype=torch.float64, device=device)
         shape = (probe.batches.count, len(probe.positions), config.d_model)
@@ -160,6 +169,10 @@ class _Recorder:
                 on_leave(attending.k, partial(self.seen.__setitem__, "k"))
                 on_leave(attending, partial(self._add_energy, layer, 1))
                 hooks.callback(attending.register_forward_hook(partial(self._add_head_sums, layer)).remove)
+                if attending.head_gate is not None:
+                    on_leave(attending.head_gate, partial(self._add_gates, layer))
+                if attending.gate is not None:
+                    on_leave(attending.gate, partial(self._add_gate_logits, layer))
             if block.ffn is not None and block.ffn_norm is not None:
                 on_enter(block.ffn_norm, partial(self._add_energy, layer, 2))
                 on_leave(block.ffn, partial(self._add_energy, layer, 3))
@@ -183,6 +196,18 @@ class _Recorder:
         sums = head_sums(heads, scale=attention.scale, present=present)
         self.head_sums[layer][first : first + attention.heads] += sums
 
+    def _add_gates(self, layer: int, gates: Tensor) -> None:
+        """Add the gates [B, T, own columns] of the sequences and queries that count, a part 1 / d_h of its
+        head's each."""
+        config, grid = self.probe.config, self.network.grid
+        counted = gates[self.present.to(gates.device), gates.shape[1] // 2 :].double().sum((0, 1))
+        head_dim = config.layer_head_dim(layer)
+        columns = torch.arange(len(counted), device=gates.device) + grid.tensor_rank * len(counted)
+        self.gate_sums[layer].index_add_(0, columns // head_dim, counted / head_dim)
+
+    def _add_gate_logits(self, layer: int, logits: Tensor) -> None:
+        self._add_gates(layer, logits.sigmoid())
+
     def _record_features(self, layer: int, hidden: Tensor) -> None:
         grid = self.network.grid
         if grid.sequence_parallel:  # each rank has a part of T
@@ -194,7 +219,7 @@ class _Recorder:
     def result(self) -> ProbeResult:
         """Sum over the ranks, and return the measures."""
         world, grid = self.probe.world, self.network.grid
-        head_sums = torch.cat(self.head_sums)
+        head_sums = torch.cat([torch.cat(self.head_sums), torch.cat(self.gate_sums)[:, None]], dim=1)
         if world.size > 1:
             if grid.tensor_parallel > 1 and not grid.sequence_parallel and grid.tensor_rank:
                 # Hidden states are whole on every rank of a tensor group: count them once.
@@ -202,15 +227,17 @@ class _Recorder:
             dist.all_reduce(self.energies)
             dist.all_reduce(head_sums)
         features = {layer: world.sum(layer_features).cpu() for layer, layer_features in self.features.items()}
-        means = (head_sums[:, :4] / head_sums[:, 4:]).cpu()
-        heads = list(means.split(list(self.probe.config.heads)))
+        config = self.probe.config
+        *means, gates = (head_sums / head_sums[:, 4:5]).cpu().split((4, 1, 1), dim=1)
+        heads = list(means[0].split(list(config.heads)))
+        gated = [len(each) * (config.attention_gate != "none") for each in heads]
+        found = [part.flatten()[:count] for part, count in zip(gates.split(config.heads), gated, strict=True)]
         on_enter, attention, middle, ffn = self.energies.cpu().unbind(1)
         path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
         layers = torch.stack([attention / on_enter, ffn / middle, path / on_enter], dim=1)
-        config = self.probe.config
         absent = {(layer, "attention_write") for layer, count in enumerate(config.heads) if not count}
         absent |= {(layer, "ffn_write") for layer, width in enumerate(config.ffn_widths) if not width}
-        return ProbeResult(heads, layers, features, frozenset(absent))
+        return ProbeResult(heads, layers, features, found, frozenset(absent))
 
 
 @contextmanager

@@ -43,6 +43,9 @@ def rotated(heads, base):
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
+GATES: dict[int, torch.Tensor] = {}
+
+
 def direct(config, network, tokens):
     """Every figure from matrices that are written out: attention of all heads, writes, features."""
     hidden = network.token_embedding.weight[tokens]
@@ -67,6 +70,10 @@ def direct(config, network, tokens):
         logits = torch.einsum("bthc,bshc->bhts", q, k.repeat_interleave(h // kv, 2)) * scale
         A = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         output = torch.einsum("bhts,bshc->bthc", A, v.repeat_interleave(h // kv, 2)).flatten(2)
+        if config.attention_gate == "head":
+            gates = torch.einsum("btd,hd->bth", inputs, block.attention.head_gate.weight).sigmoid()
+            output = (output.unflatten(2, (h, d_h)) * gates[..., None]).flatten(2)
+            GATES[layer] = gates[:, T // 2 :].mean((0, 1))
         write = block.attention.o(output)
         middle = entering + write
         ffn = block.ffn(block.ffn_norm(middle))
@@ -82,7 +89,7 @@ def direct(config, network, tokens):
     ("name", "changes"),
     [
         ("prism-nano", {}),
-        ("prism-nano", {"kv_heads": (1, 3, 2, 4)}),
+        ("prism-nano", {"kv_heads": (1, 3, 2, 4), "attention_gate": "head"}),
         ("gpt2-nano", {"local_window": (None, 5, None, 3)}),
         ("gpt2-nano", {"attention_scale": "none"}),
     ],
@@ -108,7 +115,31 @@ def test_equals_the_direct_computation(name, changes):
     assert row["diagnostics/attention_distance/layer_1"] == pytest.approx(heads[1][:, 0].mean().item())
     assert row["diagnostics/logit_spread/heads"][3] == pytest.approx(heads[3][:, 3].tolist())
     assert row["diagnostics/path_energy/layer_0"] == 0
+    if config.attention_gate == "head":
+        for layer, gates in GATES.items():
+            assert row["diagnostics/attention_gate/heads"][layer] == pytest.approx(gates.tolist())
+            assert row[f"diagnostics/attention_gate/layer_{layer}"] == pytest.approx(gates.mean().item())
+    else:
+        assert not any("gate" in key for key in row)
     json.dumps(row)
+
+
+def test_layers_without_a_part_and_gates_of_elements():
+    schedules = {"heads": (0, 3, 2, 4), "ffn_width": (96, 0, 48, 64)}
+    config, network = small("prism-nano", **schedules, attention_gate="element")
+    windows = windows_of(config, 3)
+    row = ForwardProbe(config, windows, 2, alone()).run(network).row({})
+    of_first = {f"diagnostics/{name}/layer_0" for name in ("ffn_write", "path_energy")}
+    assert {key for key in row if "layer_0" in key} == of_first
+    assert "diagnostics/ffn_write/layer_1" not in row and row["diagnostics/attention_write/layer_1"] > 0
+    assert [len(heads) for heads in row["diagnostics/attention_gate/heads"]] == [0, 3, 2, 4]
+    logits = []
+    network.layers[2].attention.gate.register_forward_hook(lambda _, given, output: logits.append(output))
+    with torch.no_grad():
+        network(torch.from_numpy(windows[:, :-1]))
+    expected = logits[0].sigmoid()[:, 6:].unflatten(2, (2, -1)).mean((0, 1, 3))
+    assert row["diagnostics/attention_gate/heads"][2] == pytest.approx(expected.tolist())
+    json.dumps(row, allow_nan=False)
 
 
 def test_what_a_norm_above_does_not_see_is_no_drift():
@@ -151,7 +182,8 @@ def look_in_engine(run, shape):
 
 def look(data, runs, ranks=1, stage=2, flags="--compile false"):
     """The figures of an engine of this shape."""
-    small = f"--architecture.context_length 16 --global_batch_tokens 192 {flags}"
+    small = f"--architecture.context_length 16 --architecture.attention_gate head {flags}"
+    small += " --global_batch_tokens 192"
     run = nano_run(data, runs, *small.split())
     return run_distributed(look_in_engine, ranks, run, Shape(ranks, stage), timeout=240)
 
