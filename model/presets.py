@@ -60,6 +60,10 @@ MATCHED: dict[str, dict[str, Any]] = {
     "mini": {"vocab_size": 2048, "context_length": 128, "d_model": 144, "heads": make_uniform(6, 6)},
 }
 
+# OpenELM (arXiv 2404.14619): d_model, layers and head dim. Attention grows from 0.5 to 1 times d_model, the
+# feed-forward networks from 0.5 to 4 times, with four query heads to a key/value head (apple/corenet).
+OPENELM = {"270m": (1280, 16, 64), "450m": (1536, 20, 64), "1.1b": (2048, 28, 64), "3b": (3072, 36, 128)}
+
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
 TINY_PRISM = parse_heads("3,6x2,12x3")
 MICRO: dict[str, Any] = {"vocab_size": 2048, "context_length": 256, "d_model": 128}
@@ -135,6 +139,32 @@ def _progression_presets() -> dict[str, ModelConfig]:
     return presets
 
 
+def _openelm_presets() -> dict[str, ModelConfig]:
+    """The released models' layers: rising head counts and feed-forward widths."""
+
+    def nearest(value: float, multiple: int) -> int:
+        """corenet's make_divisible: the nearest multiple, the next where that is below 0.9 of the value."""
+        found = max(multiple, int(value + multiple / 2) // multiple * multiple)
+        return found + multiple if found < 0.9 * value else found
+
+    presets = {}
+    for size, (d_model, layers, head_dim) in OPENELM.items():
+        along = [layer / (layers - 1) for layer in range(layers)]
+        heads = [nearest(round(0.5 + 0.5 * x, 2) * d_model, 4 * head_dim) // head_dim for x in along]
+        presets[f"openelm-{size}"] = block(
+            "qwen3",
+            vocab_size=32000,
+            context_length=2048,
+            d_model=d_model,
+            heads=heads,
+            kv_heads=[count // 4 for count in heads],
+            head_dim=[head_dim] * layers,
+            ffn_width=[nearest(round(0.5 + 3.5 * x, 2) * d_model, 256) for x in along],
+            norm_eps=1e-6,
+        )
+    return presets
+
+
 def _tiny_presets() -> dict[str, ModelConfig]:
     """Small enough to train on two CPU cores (tiny, and micro: prism-micro is the default run) or in a test
     (nano).
@@ -165,7 +195,9 @@ def _tiny_presets() -> dict[str, ModelConfig]:
     return presets
 
 
-_PRESETS = {**_scale_presets(), **_matched_presets(), **_progression_presets(), **_tiny_presets()}
+_PRESETS = (
+    _scale_presets() | _matched_presets() | _progression_presets() | _openelm_presets() | _tiny_presets()
+)
 
 
 def preset_names() -> list[str]:

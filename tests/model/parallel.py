@@ -157,7 +157,10 @@ def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
     if config.local_window is not None:
         windows = tuple(None if config.local_window[layer] is None else 5 for layer in layers)
     sizes = {"vocab_size": 260, "context_length": 24, "d_model": d_model, "ffn_width": 4 * tensor_parallel}
-    return config.replace(**sizes, heads=heads, kv_heads=None, local_window=windows)
+    head_dim = None
+    if config.head_dim is not None:
+        sizes["d_model"], head_dim = 8 * tensor_parallel, (2 * tensor_parallel,) * len(heads)
+    return config.replace(**sizes, heads=heads, kv_heads=None, head_dim=head_dim, local_window=windows)
 
 
 def _kind(config: ModelConfig, layer: int) -> tuple[int, int, int | None]:

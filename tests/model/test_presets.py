@@ -111,3 +111,21 @@ def test_counts_agree_with_the_network_that_is_built(name):
 def test_unknown_preset_names_the_closest():
     with pytest.raises(UserError, match=r"model: no preset 'prism-124'; did you mean 'prism-124m'\?"):
         preset("prism-124")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "heads", "widths"),
+    [
+        ("openelm-270m", 0.27, (12, 20), (768, 5120)),
+        ("openelm-450m", 0.46, (12, 24), (768, 6144)),
+        ("openelm-1.1b", 1.08, (16, 32), (1024, 8192)),
+        ("openelm-3b", 3.04, (12, 24), (1536, 12288)),
+    ],
+)
+def test_openelm_rises_as_published(name, billions, heads, widths):
+    """The sizes of the released models, and the ends of their schedules."""
+    config = preset(name)
+    assert round(config.num_parameters() / 1e9, 2) == billions
+    assert (config.heads[0], config.heads[-1]) == heads and list(config.heads) == sorted(config.heads)
+    assert (config.ffn_widths[0], config.ffn_widths[-1]) == widths
+    assert config.kv_heads == tuple(count // 4 for count in config.heads)
