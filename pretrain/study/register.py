@@ -38,7 +38,7 @@ def register(study: Study) -> None:
     """Record what the study expects in its folder, unless an earlier run has."""
     path = study.folder / FILE_NAME
     if not path.exists():
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8")
         commit = done.stdout.strip() if done.returncode == 0 else None
         made = Registered(time.strftime("%Y-%m-%d %H:%M", time.gmtime()), commit, expectations(study))
         write_atomically(path, json.dumps(to_dict(made), indent=1, ensure_ascii=False) + "\n")

@@ -13,7 +13,7 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.prepare import make
+from pretrain.prepare import builtin, make
 from pretrain.prepare.assemble import SPLITS, Selection
 from pretrain.prepare.builtin import prepare_builtin
 from pretrain.prepare.make import make_corpus
@@ -79,7 +79,7 @@ def test_bad_requests_are_refused(tmp_path, small):
 
 def test_builtin_corpus_is_prepared_once(tmp_path, monkeypatch):
     email = BuiltinCorpus(Path(sysconfig.get_path("stdlib")) / "email")  # a part of it is enough
-    monkeypatch.setattr(make, "BuiltinCorpus", lambda: email)
+    monkeypatch.setattr(builtin, "BuiltinCorpus", lambda: email)
     folder = prepare_builtin(tmp_path, 600)
     started = time.monotonic()
     assert prepare_builtin(tmp_path, 600) == folder
@@ -90,7 +90,7 @@ def test_builtin_corpus_is_prepared_once(tmp_path, monkeypatch):
     # The name covers the settings, so that changing one makes another corpus instead of reusing this one.
     monkeypatch.setattr(make, "make_corpus", lambda source, out, *_, **__: out)
     assert prepare_builtin(tmp_path, 601) != folder
-    monkeypatch.setattr(make, "FORMAT_VERSION", 99)
+    monkeypatch.setattr(builtin, "FORMAT_VERSION", 99)
     assert prepare_builtin(tmp_path, 600) != folder
 
 
