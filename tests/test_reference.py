@@ -10,8 +10,8 @@ from pretrain.config.run_config import RunConfig
 def test_every_command_has_its_help(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = reference.commands_page()
-    assert page.count("```text\nusage: ") == len(COMMANDS) + 5  # subcommands of study
-    assert page.count("```text\nusage: head-schedules study") == 6
+    assert page.count("```text\nusage: ") == len(COMMANDS) + 6  # subcommands of study
+    assert page.count("```text\nusage: head-schedules study") == 7
     assert "### study report" in page
     assert "--train_tokenizer" in page
 
