@@ -62,6 +62,7 @@ CONTENTS = {
         "docs/tensor_parallelism",
         "docs/learning_rates",
         "docs/allocation",
+        "docs/allocation",
         "docs/muon",
         "docs/growth",
         "docs/memory",
