@@ -62,7 +62,6 @@ CONTENTS = {
         "docs/tensor_parallelism",
         "docs/learning_rates",
         "docs/allocation",
-        "docs/allocation",
         "docs/muon",
         "docs/growth",
         "docs/memory",
