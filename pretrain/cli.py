@@ -151,3 +151,7 @@ def _help(name: str, arguments: list[str]) -> str:
         else:
             importlib.import_module(COMMANDS[name][0]).main([*arguments, "--help"])
     return text.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -88,7 +88,8 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             # This thread runs, so the interpreter does; its own watchdog starts again.
-            faulthandler.dump_traceback_later(self.seconds + LAST_RESORT_SECONDS, exit=True)
+            # To the descriptor: in some notebooks sys.stderr has none.
+            faulthandler.dump_traceback_later(self.seconds + LAST_RESORT_SECONDS, exit=True, file=2)
             seconds_left = self._seconds_left()
             if seconds_left <= 0:
                 self._write_stacks_and_end()
