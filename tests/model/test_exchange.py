@@ -93,6 +93,19 @@ def small_presets() -> list[tuple[str, ModelConfig, int]]:
     return [(name, config, t) for config, (name, t) in seen.items()]
 
 
+@pytest.mark.parametrize("gate", ["none", "head", "element"])
+def test_absent_parts_and_gates_with_sequence_parallelism(gate):
+    widths = {"heads": (0, 3, 4, 0), "kv_heads": (0, 1, 4, 0), "head_dim": (2, 12, 12, 2)}
+    widths |= {"ffn_width": (12, 0, 24, 6)}
+    ways = [{"sequence_parallel": True}, {"sequence_parallel": True, "checkpoint_activations": True}]
+    cases = []
+    for kind in ("llama", "gpt2"):
+        config = block(kind, **SHAPE | widths, d_model=24, attention_gate=gate)
+        cases += [(config, 3, 12, options) for options in [*ways, {"fused": "all"}]]
+    for name, largest in zip("abcdef", worst(run_distributed(many_differences, 3, cases)), strict=True):
+        assert largest[0] <= TOLERANCE, (name, largest)
+
+
 @pytest.mark.parametrize("tensor_parallel", [*DEGREES[:2], *slow(DEGREES[2:])])
 def test_every_preset_scaled_down(tensor_parallel):
     chosen = [(name, config) for name, config, t in small_presets() if t == tensor_parallel]
