@@ -219,7 +219,7 @@ class ModelConfig:
     def _check_rotary(self, layer: int, head_dim: int) -> None:
         """Check that a layer rotates an even number of its heads' dims."""
         dims = self.layer_share(layer) * head_dim
-        if self.layer_base(layer) is not None and abs(dims / 2 - round(dims / 2)) > 1e-9:
+        if self.layer_base(layer) is not None and abs(dims / 2 - max(1, round(dims / 2))) > 1e-9:
             low = int(dims) // 2 * 2
             valid = [f"{count / head_dim:.6g}" for count in (low, low + 2) if 0 < count <= head_dim]
             raise UserError(

@@ -37,7 +37,7 @@ def _to_widths(value: Any) -> int | tuple[int, ...] | Allocation:
             f"ffn_width: {quote(value)} is not valid; give a whole number from 0, or one per layer, such as "
             "1024x4,768x8, or an allocation, such as tapered(1024)"
         )
-    return widths if isinstance(given, list | tuple) and widths[1:] else widths[0]
+    return widths if isinstance(value, list | tuple) or widths[1:] else widths[0]
 
 
 def _to_rates(name: str, most: float, absent: bool) -> Callable[[Any], float | tuple[float | None, ...]]:
@@ -54,7 +54,8 @@ def _to_rates(name: str, most: float, absent: bool) -> Callable[[Any], float | t
                 null = ", null where a layer has none" if absent else ""
                 raise UserError(f"{name}: {quote(value)} is not valid; give {words}, or one per layer{null}")
         rates = tuple(None if item is None else float(item) for item in items)
-        return rates if several and (rates[1:] or rates[0] is None) else cast(float, rates[0])
+        listed = isinstance(value, list | tuple) or rates[1:] or rates[0] is None
+        return rates if listed else cast(float, rates[0])
 
     return convert
 

@@ -217,6 +217,10 @@ def test_layers_without_a_part():
         ({"kv_heads": (4, 0, 4)}, "kv_heads: layer 1 has 0 key/value heads, which do not divide its 4 heads"),
         ({"head_dim": (8, 0, 8)}, "head_dim: layer 1 has 0, and 4 heads; give a number above 0"),
         ({"ffn_width": (8, 8)}, "ffn_width: 2 layers given, but heads has 3"),
+        ({"ffn_width": (8,)}, "ffn_width: 1 layers given, but heads has 3"),
+        ({"rope_base": (8.0,)}, "rope_base: 1 layers given, but heads has 3"),
+        ({"rotary_share": 0.4}, "rotary_share: layer 0 rotates 0.4 of a head dim of 12, 4.8 of its dims; they"),
+        ({"rotary_share": 1e-11}, "rotary_share: layer 0 rotates 1e-11 of a head dim of 12"),
     ],
 )
 def test_parts_that_contradict_each_other_are_refused(changes, said):
