@@ -26,13 +26,12 @@ class Interval:
 
     mean: float
     low: float
-    """NaN for fewer than two values, as are ``high`` and ``sd``."""
     high: float
     sd: float
     """Sample standard deviation, n - 1 in its denominator."""
     count: int
-    p: float = math.nan
-    """Of the two-sided t-test of zero."""
+    p: float
+    """Of the two-sided t-test of zero; 0 or 1 for equal values."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -41,32 +40,17 @@ class Interval:
 
 
 def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Student's t-interval of the mean of paired differences (two-sided), in their unit.
+    """Student's t-interval of the mean of two or more paired differences (two-sided), in their unit.
 
     It covers the true mean with probability *confidence* if the differences are independent and normal.
     """
-    count = len(differences)
-    mean = fmean(differences) if count else math.nan
-    if count < 2:
-        return Interval(mean, math.nan, math.nan, math.nan, count)
-    sd = stdev(differences)
-    half = t_quantile(count - 1, confidence) * sd / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, sd, count, _t_test(mean, sd, count))
-
-
-def _t_test(mean: float, sd: float, count: int) -> float:
-    """p of the two-sided test of zero; 0 or 1 for equal values."""
     from scipy.stats import t
 
-    return float(2 * t.sf(abs(mean) / sd * math.sqrt(count), count - 1)) if sd else float(mean == 0)
-
-
-@lru_cache
-def t_quantile(degrees: int, confidence: float) -> float:
-    """What |t| exceeds with probability 1 - confidence."""
-    from scipy.stats import t
-
-    return float(t.ppf((1 + confidence) / 2, degrees))
+    count, mean, sd = len(differences), fmean(differences), stdev(differences)
+    error = sd / math.sqrt(count)
+    half = float(t.ppf((1 + confidence) / 2, count - 1)) * error
+    p = float(2 * t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
+    return Interval(mean, mean - half, mean + half, sd, count, p)
 
 
 # ---------------------------------------------------------------------- power
