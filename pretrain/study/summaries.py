@@ -260,6 +260,11 @@ class View:
         return Effects(self.study.design, values, self.better == "higher")
 
     @property
+    def analysis(self) -> Effects | None:
+        """The effects, where the finished runs allow an analysis."""
+        return self.effects if self.effects and not self.effects.unknown else None
+
+    @property
     def listed(self) -> list[Summary]:
         """The variants that are compared one by one: none of a design, which has too many."""
         return [] if self.study.design else self.summaries
@@ -286,7 +291,7 @@ class View:
 
     def _evaluate(self, contrast: Contrast) -> Contrasted:
         if self.effects is not None:
-            fits = None if self.effects.unknown else self.effects.contrast(contrast)
+            fits = self.analysis.contrast(contrast) if self.analysis else None
             return Contrasted(contrast, Sample(), fits)
         runs = {each.variant: each.runs for each in self.summaries if each.variant in contrast.weights}
         results = [run for each in runs.values() for run in each.values()]

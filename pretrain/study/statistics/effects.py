@@ -76,18 +76,6 @@ class LevelEffect:
 
 
 @dataclass(frozen=True)
-class TermVariance:
-    """A line of the analysis of variance."""
-
-    term: str
-    degrees: int
-    share: float
-    """Of the sum of squares of all terms and the error."""
-    f: float
-    p: float
-
-
-@dataclass(frozen=True)
 class Prediction:
     """The loss that the additive model predicts."""
 
@@ -260,16 +248,15 @@ class Effects:
         ]
 
     @cached_property
-    def variance(self) -> list[TermVariance]:
-        """The analysis of variance: each term's sum of squares given all others (of type III), and the error.
+    def variance(self) -> list[dict[str, Any]]:
+        """The analysis of variance: each term's sum of squares given all others (of type III), and the error,
+        whose F and p are None.
 
         With all runs of a balanced array these add up to that of the values."""
         table = anova_lm(self.least_squares, typ=3).drop(index="Intercept")
-        total = table.sum_sq.sum()
-        return [
-            TermVariance(self.name_term(term), int(line.df), line.sum_sq / total, line.F, line["PR(>F)"])
-            for term, line in table.iterrows()
-        ]
+        found = {"degrees": table.df.astype(int), "share": table.sum_sq / table.sum_sq.sum(), "f": table.F}
+        frame = pd.DataFrame({"term": map(self.name_term, table.index)} | found | {"p": table["PR(>F)"]})
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
     def name_term(self, term: str) -> str:
         """A term's name for readers: seeds, a factor, two factors with a colon, or error."""

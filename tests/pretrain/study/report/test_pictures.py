@@ -10,7 +10,7 @@ from PIL import Image
 
 from model.errors import UserError
 from pretrain.study.costs import head_history, training_flops
-from pretrain.study.report import drawing, pictures
+from pretrain.study.report import pictures
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.tuning import Tuned, write_tuned
 from tests.helpers.planted_runs import result
@@ -25,7 +25,7 @@ LAYERS = 4
 @contextmanager
 def keeping_figures():
     """Yield a dict that gets every figure that is drawn, by its file's stem."""
-    made, original = {}, drawing.save_figure
+    made, original = {}, pictures.save_figure
 
     @contextmanager
     def kept(path, *arguments, **options):
@@ -34,7 +34,7 @@ def keeping_figures():
             yield figure, axes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "save_figure", kept)
+        patch.setattr(pictures, "save_figure", kept)
         yield made
 
 

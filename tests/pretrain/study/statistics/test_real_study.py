@@ -102,7 +102,7 @@ def test_every_share_of_the_variance_is_one_of_squared_differences_of_means(effe
     rows = np.array([effects.design.rows[variant] for variant in effects.values])
     losses = np.array([by_seed[301] for by_seed in effects.values.values()])
     total, mean = np.sum((losses - losses.mean()) ** 2), losses.mean()
-    shares = {line.term: line.share for line in effects.variance}
+    shares = {line["term"]: line["share"] for line in effects.variance}
     names = list(effects.design.levels)
     of_factor = [
         [losses[rows[:, factor] == level].mean() for level in range(LEVELS)] for factor in range(FACTORS)
