@@ -96,9 +96,9 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     baseline = options.baseline or next((name for _, name in listed if name in known), known[0])
     if baseline not in known:
         raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
-    figures = [measure_run(run, options.data, options.sequences, options.steps) for run in options.runs]
+    figures = [measure_run(run, options.data, options.sequences, options.steps) for run in folders]
     groups = by_group(figures)
-    differences = run_differences(options.runs, [run.last["step"] for run in figures])
+    differences = run_differences(folders, [run.last["step"] for run in figures])
     notes = list(differences.lines)
     if differences.data and options.data is None:
         notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import methodcaller
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError
@@ -174,13 +173,6 @@ class Summary:
     def training_flops(self) -> list[float]:
         """Training FLOPs of the finished runs, each number once."""
         return sorted({flops for run in self.finished if (flops := training_flops(run)) is not None})
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Median over the finished runs of the median over the later half of a run's rows."""
-        later = [run.rows[len(run.rows) // 2 :] for run in self.finished]
-        rates = [[row["tokens_per_second"] for row in rows if "tokens_per_second" in row] for rows in later]
-        return median(median(each) for each in rates if each) if any(rates) else None
 
 
 @dataclass(frozen=True)

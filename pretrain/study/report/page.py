@@ -32,7 +32,7 @@ MOST_CONFOUNDED = 6
 def write_report(view: View) -> list[Path]:
     """Write the report of what is finished into ``report`` in the study's folder, in place of an earlier one.
 
-    The same runs give the same bytes, apart from throughput.
+    The same runs give the same bytes.
 
     Returns:
         The files written: ``index.html``, which needs no other, ``results.json`` and the pictures.
@@ -43,8 +43,7 @@ def write_report(view: View) -> list[Path]:
     """
     out = view.study.folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    tables, pictures = sections(view), draw_all(view, out)
-    drawn = {name: path for name, path in pictures.items() if path}
+    tables, drawn = sections(view), draw_all(view, out)
     templates = Environment(
         loader=PackageLoader("pretrain.study.report", ""),
         autoescape=True,
@@ -56,8 +55,6 @@ def write_report(view: View) -> list[Path]:
         opening=describe_opening(view),
         sections=tables,
         pictures={name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in drawn.items()},
-        left_out=[section.title for section in tables.values() if not section.rows]
-        + [name for name in pictures if name not in drawn],
         power=POWER,
     )
     write_atomically(out / "index.html", page)

@@ -69,21 +69,17 @@ def panel_axes(
         figure.legend(entries.values(), entries.keys(), fontsize="small", **place)
 
 
-def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
-    """Draw every picture that the finished runs have values for.
-
-    Returns:
-        Its file by the name of each picture; None for those that there are no values for.
+def draw_all(view: View, folder: Path) -> dict[str, Path]:
+    """Draw every picture that the finished runs have values for; returns its file by name.
 
     Raises:
         UserError: a picture cannot be written.
     """
     files = {name: folder / f"{name}.png" for name in DRAWN}
-    drawn = {name: draw(view, files[name]) for name, draw in DRAWN.items()}
-    for name, file in files.items():
-        if not drawn[name]:
-            file.unlink(missing_ok=True)  # of an earlier report
-    return {name: file if drawn[name] else None for name, file in files.items()}
+    drawn = {name: file for name, file in files.items() if DRAWN[name](view, file)}
+    for name in files.keys() - drawn.keys():
+        files[name].unlink(missing_ok=True)  # of an earlier report
+    return drawn
 
 
 def _style(view: View, summary: Summary) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def sections(view: View) -> dict[str, Section]:
 
 
 def _result(summary: Summary) -> Row:
-    names = ("variant", "label", "schedules", "values", "differences", "tokens_per_second", "parameters")
-    found = {name: getattr(summary, name) for name in (*names, "training_flops")}
+    names = ("variant", "label", "schedules", "values", "differences", "parameters", "training_flops")
+    found = {name: getattr(summary, name) for name in names}
     return found | {"baseline": summary.definition.control, "runs": len(summary.runs)}
 
 
@@ -137,7 +137,7 @@ def _hodges_lehmann(values: Sample) -> str:
 
 
 def _rank_p(values: Sample) -> str:
-    return _number(values.ranks and values.ranks.p)
+    return _number(values.ranks.p if values.ranks else None)
 
 
 def _spread(values: Sample) -> str:
@@ -182,7 +182,6 @@ RESULTS: Columns = {
     "signed-rank p": lambda row: _rank_p(row["differences"]),
     "pairs": lambda row: str(len(row["differences"])) if row["baseline"] else NOTHING,
     "detectable Δ": lambda row: _number(row["differences"].detectable, ".4f"),
-    "tokens/s": lambda row: _number(row["tokens_per_second"], ",.0f"),
     "parameters": lambda row: _range(row["parameters"], ","),
     "training FLOPs": lambda row: _range(row["training_flops"], ".3e"),
 }

@@ -1,4 +1,4 @@
-"""Pure statistics: intervals of paired differences, their power and spread, and when a curve gets somewhere.
+"""Pure statistics: intervals of paired differences, their power and spread.
 
 Nothing here knows of runs. scipy is imported where it is used, because that takes a while.
 """
@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from statistics import fmean, stdev
 
 import numpy as np
@@ -145,24 +144,3 @@ def pooled_sd(groups: Sequence[Sequence[float]]) -> float:
     degrees = sum(len(group) - 1 for group in groups)
     squares = math.fsum(float(np.var(group)) * len(group) for group in groups)
     return math.sqrt(squares / degrees) if degrees else math.nan
-
-
-# ---------------------------------------------------------------------- curves
-
-
-def tokens_to_reach(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Tokens at which a loss is at or below *target* for the first time; None if it never is.
-
-    Args:
-        curve: tokens and loss of each validation, in order. Between two, the loss is taken to be a straight
-            line.
-            Before the first one nothing is known: a curve that begins below the target reaches it there.
-    """
-    if curve and curve[0][1] <= target:
-        return curve[0][0]
-    for (early, above), (late, below) in pairwise(curve):
-        if below <= target:
-            # After a loss that is not finite there is no line.
-            share = (above - target) / (above - below) if math.isfinite(above) else 1.0
-            return early + (late - early) * share
-    return None

@@ -97,7 +97,7 @@ def test_a_folder_of_a_study_names_runs_and_baseline_in_its_order(tmp_path, caps
     assert "has a checkpoint yet; train it: head-schedules study run" in error and error.count("\n") == 1
     (tmp_path / "tasks.txt").write_text("b-s2\na-s1\nb-s1\n")
     for name in ("a-s1", "b-s1", "b-s2"):
-        (tmp_path / name / "step_000006").mkdir(parents=True)
+        (tmp_path / name / "checkpoints" / "step_000006").mkdir(parents=True)
     assert list_runs(tmp_path) == ([tmp_path / name for name in ("b-s2", "a-s1", "b-s1")], "b")
 
 

@@ -86,19 +86,6 @@ def test_pairs_of_other_seeds_and_losses_that_are_not_finite_are_left_out_and_sa
     ]
 
 
-def test_variants_are_compared_with_what_they_name(tmp_path):
-    text = """
-settings: {steps: 50}
-recipe: micro
-seeds: 2
-baseline: a
-variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
-"""
-    pilot = planted(tmp_path / "two", text, {"a": [1.0, 2.0], "b": [5.0, 6.2], "c": [0.0, 1.5]})
-    # b - a is 4.0, 4.2, c - b is -5.0, -4.7; half the squared distance of two differences is their variance.
-    assert pooled_sd(pilot_differences(pilot)[0]) == pytest.approx(((0.2**2 / 2 + 0.3**2 / 2) / 2) ** 0.5)
-
-
 # ---------------------------------------------------------------------- costs
 
 
@@ -135,11 +122,6 @@ def test_the_lines(pilot):
         f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s as the pilot",
     ]
     assert any(line.startswith("cost     4.23e+11 FLOPs a run") for line in lines)
-
-
-def test_a_stated_spread_comes_before_the_pilots(pilot):
-    lines = asked(pilot, sd=0.001)
-    assert lines[0] == "spread   sd 0.001 of paired differences of val_loss, as stated"
 
 
 def test_the_question_comes_before_the_study(pilot):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from pretrain.study.planning import parse_study
 from pretrain.study.results import RunResult
 from pretrain.study.summaries import View
@@ -41,29 +38,6 @@ def results_of(study, loss, states=None):
 def summaries(study, results, measure="val_loss", last=1):
     """By the variant's name."""
     return {found.variant: found for found in View(study, results, measure, last).summaries}
-
-
-@pytest.mark.parametrize(("seeds", "truth"), [(3, 0.0), (6, 0.02)])
-def test_intervals_cover_the_truth_95_times_in_100(seeds, truth):
-    """2,000 studies, with noise that a seed's runs share and that is much larger than what is their own."""
-    study = planted(seeds)
-    generator = np.random.default_rng(seeds)
-    covered = {"prism": 0, "again": 0}
-    for _ in range(2000):
-        common = {seed + shift: generator.normal(0, 0.5) for seed in study.file.seeds for shift in (0, 1000)}
-
-        def loss(planned, common=common):
-            effect = 0.0 if planned.variant == "uniform" else truth
-            return 4.0 + common[planned.run.seed] + effect + generator.normal(0, 0.01)
-
-        found = summaries(study, results_of(study, loss))
-        for variant in covered:
-            interval = found[variant].differences.interval
-            covered[variant] += interval.low <= truth <= interval.high
-            assert interval.count == seeds
-        assert found["prism"].differences.interval.sd < 0.1, "the common noise cancels"
-    for variant, count in covered.items():
-        assert count / 2000 == pytest.approx(0.95, abs=0.015), variant
 
 
 def test_only_finished_runs_of_one_seed_are_paired():

@@ -90,18 +90,6 @@ def test_effects_and_intervals_agree_with_numpy(missing):
         assert plain.p == pytest.approx(2 * stats.t.sf(abs(expected / error), degrees))
 
 
-def test_balanced_effects_are_differences_of_means():
-    found = design("fractional", 64)
-    values = planted(found, (1,), normal(1))
-    every = np.mean([v for by_level in values.values() for v in by_level.values()])
-    for line in Effects(found, values).levels:
-        place = list(found.levels).index(line.factor)
-        level = found.levels[line.factor].index(line.level)
-        own = np.mean([values[variant][1] for variant, row in found.rows.items() if row[place] == level])
-        assert line.least_squares.value == pytest.approx(own - every, abs=1e-12)
-        assert line.runs == 16
-
-
 def test_shares_of_the_variance_add_up_to_one_and_are_sums_of_squares():
     found = design("orthogonal", 16)
     values = planted(found, (1, 2), normal(2), [[0.02, 0, -0.02, 0], [0] * 4, [0] * 4, [0.05, 0, 0, -0.05]])
