@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from model.errors import UserError
 from model.presets import preset
 from pretrain.config.sources import Recipe, load_recipe, make_run, nest
 from pretrain.study import Study
@@ -309,11 +308,6 @@ def test_a_study_in_a_notebook(tmp_path):
 
 
 # ---------------------------------------------------------------------- the studies included
-
-
-def test_an_unknown_study_names_the_closest():
-    with pytest.raises(UserError, match="did you mean 'direction-small'"):
-        find_study("direction-smal")
 
 
 @pytest.mark.parametrize("name", study_names())
