@@ -30,6 +30,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ from pretrain.runtime.command import run_command  # noqa: E402
 from pretrain.study.planned import Study  # noqa: E402
 from pretrain.study.planning import OF_A_STUDY, parse_study  # noqa: E402
 from pretrain.study.results import RunResult, check_settings, load_results  # noqa: E402
-from pretrain.study.running.run import RunOptions, run_study  # noqa: E402
-from pretrain.study.statistics.paired import mean_of, tokens_to_reach  # noqa: E402
+from pretrain.study.running.run import run_study  # noqa: E402
+from pretrain.study.statistics.paired import mean_of  # noqa: E402
 from pretrain.study.summaries import Sample, View, build_view  # noqa: E402
 from pretrain.utils.format import align_columns, human_number  # noqa: E402
 from pretrain.utils.plotting import count_axis, save_figure  # noqa: E402
@@ -75,7 +76,7 @@ def speedrun(arguments: list[str]) -> int:
     except UserError as error:
         raise UserError(str(error).replace("--out", "--runs")) from None
     with contextlib.redirect_stdout(sys.stderr):
-        if code := run_study(study, RunOptions()):
+        if code := run_study(study):
             return code
     view = build_view(study, load_results(study))
     figures = read(view, targets_of(view, target))
@@ -159,19 +160,42 @@ def targets_of(view: View, target: float | str) -> dict[int, float]:
     return losses
 
 
+def series(run: RunResult, key: str) -> dict[int, float]:
+    """The values of *key* by tokens, in order."""
+    return {row["tokens"]: row[key] for row in run.rows if key in row and "tokens" in row}
+
+
+def tokens_to_reach(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Tokens at which a loss is at or below *target* for the first time; None if it never is.
+
+    Args:
+        curve: tokens and loss of each validation, in order. Between two, the loss is taken to be a straight
+            line.
+            Before the first one nothing is known: a curve that begins below the target reaches it there.
+    """
+    if curve and curve[0][1] <= target:
+        return curve[0][0]
+    for (early, above), (late, below) in pairwise(curve):
+        if below <= target:
+            # After a loss that is not finite there is no line.
+            share = (above - target) / (above - below) if math.isfinite(above) else 1.0
+            return early + (late - early) * share
+    return None
+
+
 def validations(run: RunResult, loss: str) -> list[tuple[int, float, float]]:
     """Tokens, training seconds and loss of each validation."""
-    clock = run.series("seconds")
-    return [(tokens, clock[tokens], value) for tokens, value in run.series(loss).items()]
+    clock = series(run, "seconds")
+    return [(tokens, clock[tokens], value) for tokens, value in series(run, loss).items()]
 
 
 def cost(run: RunResult, loss: str, target: float) -> dict[str, float] | None:
     """Tokens, FLOPs and training seconds until the *loss* of a run is at *target*; None: not reached."""
-    tokens = tokens_to_reach(list(run.series(loss).items()), target)
+    tokens = tokens_to_reach(list(series(run, loss).items()), target)
     if tokens is None:
         return None
     assert run.model_config is not None, "a finished run has a checkpoint"
-    clock = run.series("seconds")
+    clock = series(run, "seconds")
     seconds = float(np.interp(tokens, [0, *clock], [0.0, *clock.values()]))
     return {"tokens": tokens, "FLOPs": tokens * run.model_config.flops_per_token(), "seconds": seconds}
 

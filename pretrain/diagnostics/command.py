@@ -1,8 +1,7 @@
-"""``python -m pretrain.diagnostics runs/A runs/B … [--data DATA] [--out DIR]``: measure runs, compare and
-draw them.
+"""``head-schedules diagnose runs/A runs/B … [--data DATA] [--out DIR]``: measure runs, compare and draw them.
 
 Runs whose names differ in the seed only (``NAME-s1``, ``NAME-s2``) are repetitions of one group. Differences
-are those of each group to the baseline (the first), run by run with the same seed.
+are those of each group to the baseline (the first, or that of the study), run by run with the same seed.
 """
 
 from __future__ import annotations
@@ -14,29 +13,59 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
-from pretrain.checkpoint.finder import require_steps
+from pretrain.checkpoint.finder import checkpoint_steps, require_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
-from pretrain.utils.files import write_atomically
+from pretrain.utils.files import detect_kinds, write_atomically
 from pretrain.utils.format import print_lines
+from pretrain.utils.parsing import parse_yaml, read_text
 
 
 def build_parser() -> CommandParser:
     """Build the parser of the command line."""
     parser = CommandParser(
-        prog="python -m pretrain.diagnostics",
+        prog="head-schedules diagnose",
         description="Attention, residual writes and displacement of weights of finished runs, by layer.",
         epilog="Runs whose names differ in the seed only (NAME-s1, NAME-s2) are repetitions of one group.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="run folders, such as runs/NAME")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs or of a study")
     add("--data", metavar="DATA", help="corpora to measure on (default: each run's own)")
-    add("--out", type=Path, metavar="DIR", help="where to write (default: plots/ of the first run)")
+    add("--out", type=Path, metavar="DIR", help="where to write (default: plots/ of the first folder)")
     add("--sequences", type=int, default=32, metavar="N", help="held-out windows (default: 32)")
     add("--steps", default="last", help="checkpoints: last (default), all, or steps such as 100,200")
-    add("--baseline", metavar="GROUP", help="what differences are taken from (default: the first)")
+    add(
+        "--baseline",
+        metavar="GROUP",
+        help="what differences are taken from (default: the study's, or the first)",
+    )
     return parser
+
+
+def list_runs(folder: Path) -> tuple[list[Path], str | None]:
+    """The runs of a folder: itself, or those of a study that have a checkpoint, in the study's order; and the
+    study's baseline, if it names one variant.
+
+    Raises:
+        UserError: no run has a checkpoint.
+    """
+    if not folder.is_dir() or "study" not in detect_kinds(folder):
+        require_steps(folder)
+        return [folder], None
+    # A line for each run, as the study wrote them.
+    names = read_text(folder / "tasks.txt", "study").split() if (folder / "tasks.txt").exists() else []
+    runs = [folder / name for name in names if checkpoint_steps(folder / name)]
+    if not runs:
+        raise UserError(
+            f"run: no run of the study {str(folder)!r} has a checkpoint yet; train it: head-schedules study "
+            f"run {folder}"
+        )
+    if left := len(names) - len(runs):
+        print_lines(f"warning: {left} of the study's {len(names)} runs have no checkpoint", file=sys.stderr)
+    keys = parse_yaml(read_text(folder / "study.yaml", "study"), f"study: {folder / 'study.yaml'}")
+    baseline = keys.get("baseline") if isinstance(keys, dict) else None
+    return runs, baseline if isinstance(baseline, str) else None
 
 
 def run_diagnostics(arguments: Sequence[str]) -> None:
@@ -48,8 +77,8 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     options = build_parser().parse_args(arguments)
     if options.sequences < 1:
         raise UserError(f"sequences: {options.sequences} is not valid; give a positive number")
-    for run in options.runs:
-        require_steps(run)
+    listed = [list_runs(folder) for folder in options.runs]
+    folders = [run for runs, _ in listed for run in runs]
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.deepspeed_logging import quiet_libraries
 
@@ -60,16 +89,16 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.diagnostics.measure import measure_run
     from pretrain.plots.differences import run_differences
 
-    names = [Path(os.path.realpath(folder)).name for folder in options.runs]
+    names = [Path(os.path.realpath(folder)).name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")
     known = list(dict.fromkeys(split_run_name(name)[0] for name in names))
-    baseline = options.baseline or known[0]
+    baseline = options.baseline or next((name for _, name in listed if name in known), known[0])
     if baseline not in known:
         raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
-    figures = [measure_run(run, options.data, options.sequences, options.steps) for run in options.runs]
+    figures = [measure_run(run, options.data, options.sequences, options.steps) for run in folders]
     groups = by_group(figures)
-    differences = run_differences(options.runs, [run.last["step"] for run in figures])
+    differences = run_differences(folders, [run.last["step"] for run in figures])
     notes = list(differences.lines)
     if differences.data and options.data is None:
         notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")

@@ -18,7 +18,7 @@ from pretrain.study.file import find_study, schema, study_names
 from pretrain.study.planned import STUDY_FILE, Study
 from pretrain.study.planning import build_pilot, read_study
 from pretrain.study.results import check_settings, failed_mark, load_results, load_study, open_study
-from pretrain.study.running.run import RunOptions, list_untried, run_study
+from pretrain.study.running.run import list_untried, run_study
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
 from pretrain.utils.files import refuse_other_kind
@@ -102,8 +102,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     elif options.command == "report":
         _report(study)
     else:
-        how = RunOptions(options.parallel, options.slurm, options.sbatch, options.dry_run)
-        return run_study(study, how)
+        return run_study(study, options.parallel, options.slurm, options.sbatch, options.dry_run)
     return 0
 
 

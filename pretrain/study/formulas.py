@@ -17,7 +17,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from model.errors import quote, suggest
 from pretrain.study.settings import label, refuse
@@ -30,7 +32,8 @@ Rows = Mapping[str, Sequence[str]]
 """By a variant's full name: its level of each factor, in the factors' order."""
 
 # Names of levels may hold dashes and commas: an operator has a space behind it.
-_TOKEN = re.compile(r"\s*(mean\(|[()]|[-+−*/,](?=\s|$)|[^\s()]*[^\s(),])")
+_TOKEN = re.compile(r"mean\([^()]*\)|[()]|[-+−*/](?=\s|$)|[^\s()]*[^\s(),]|\S")
+_SIGNS = {*"()-+*/"}
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -65,9 +68,8 @@ def read_contrasts(
     for name, formula in formulas.items():
         if not name.strip() or not name.isprintable():
             refuse("contrasts", name, "give a name of printable characters")
-        reader = _Reader(formula, f"contrasts.{quote(name, plain=True)}", levels, rows)
-        weights = reader.read()
-        yield Contrast(name, formula, weights, reader.order, primary is None or name in primary)
+        weights, order = _read(formula, f"contrasts.{quote(name, plain=True)}", levels, rows)
+        yield Contrast(name, formula, weights, order, primary is None or name in primary)
 
 
 def match_variants(name: str, where: str, levels: Levels, rows: Rows) -> tuple[list[str], int]:
@@ -120,78 +122,31 @@ def _find_level(text: str, where: str, levels: Levels) -> dict[int, set[str]]:
     return found
 
 
-class _Reader:
-    """Reads one formula by recursive descent."""
+def _read(formula: str, where: str, levels: Levels, rows: Rows) -> tuple[Weights, int]:
+    """The weights of a formula without those that are zero, and the most factors of a name in it."""
+    from patsy import DesignInfo, PatsyError  # takes a while
 
-    def __init__(self, formula: str, where: str, levels: Levels, rows: Rows) -> None:
-        self.formula, self.where, self.levels, self.rows = formula, where, levels, rows
-        self.tokens = [token.replace("−", "-") for token in _TOKEN.findall(formula)]
-        self.order = 0
-
-    def read(self) -> Weights:
-        """The weights of all variants; those without one are left out."""
-        weights = self._sum()
-        if self.tokens:
-            self._refuse(
-                f"{quote(self.tokens[0])} is not expected there; separate names by + and -, each "
-                "between spaces"
-            )
-        if abs(total := sum(weights.values())) > 1e-9:
-            self._refuse(f"its weights add up to {total:.4g}; those of a contrast add up to 0")
-        weights = {name: weight for name, weight in weights.items() if abs(weight) > 1e-12}
-        return weights or self._refuse("it subtracts variants from themselves")
-
-    def _refuse(self, problem: str) -> NoReturn:
-        refuse(self.where, self.formula, problem)
-
-    def _take(self, *expected: str) -> str:
-        """The next token if it is one of these, or any; empty if it is not, or none is left."""
-        if self.tokens and (not expected or self.tokens[0] in expected):
-            return self.tokens.pop(0)
-        return ""
-
-    def _sum(self) -> Weights:
-        sign = -1.0 if self._take("-", "+") == "-" else 1.0
-        total = _scale(self._product(), sign)
-        while operator := self._take("+", "-"):
-            for name, weight in self._product().items():
-                total[name] = total.get(name, 0.0) + (weight if operator == "+" else -weight)
-        return total
-
-    def _product(self) -> Weights:
-        factor = 1.0
-        if len(self.tokens) > 1 and self.tokens[1] == "*" and _NUMBER.fullmatch(self.tokens[0]):
-            factor = float(self._take())
-            self._take("*")
-        value = self._value()
-        if self._take("/"):
-            if not _NUMBER.fullmatch(self.tokens[0] if self.tokens else "") or not float(self.tokens[0]):
-                self._refuse("give a number behind /")
-            factor /= float(self._take())
-        return _scale(value, factor)
-
-    def _value(self) -> Weights:
-        token = self._take()
-        if token == "(":
-            inner = self._sum()
-            return inner if self._take(")") else self._refuse("a bracket is not closed")
-        if token == "mean(":
-            named = self._match(self._take())
-            while self._take(","):
-                named += [name for name in self._match(self._take()) if name not in named]
-            if not self._take(")"):
-                self._refuse("give names between commas in mean(…), each comma before a space")
-            return {name: 1 / len(named) for name in named}
-        named = self._match(token)
-        return {name: 1 / len(named) for name in named}
-
-    def _match(self, token: str) -> list[str]:
-        if not token or token in {"(", ")", "mean(", *"-+*/,"}:
-            self._refuse(f"a name is missing{f' before {quote(token)}' if token else ' at its end'}")
-        found, factors = match_variants(token, self.where, self.levels, self.rows)
-        self.order = max(self.order, factors)
-        return found
-
-
-def _scale(weights: Weights, factor: float) -> Weights:
-    return {name: factor * weight for name, weight in weights.items()}
+    names, tokens = list(rows), [token.replace("−", "-") for token in _TOKEN.findall(formula)]
+    order, terms, text = 0, list[NDArray[np.float64]](), []
+    for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
+        number = (before == "/" or after == "*") and _NUMBER.fullmatch(token) and float(token)
+        if token in _SIGNS or number:
+            text.append(token)
+            continue
+        inner = re.fullmatch(r"mean\((.*)\)", token)
+        chosen = set[str]()
+        for name in re.split(r",\s+", inner[1].strip()) if inner else [token]:
+            found, factors = match_variants(name, where, levels, rows)
+            order, chosen = max(order, factors), chosen.union(found)
+        text.append(f"_{len(terms)}_")
+        terms.append(np.array([name in chosen for name in names]) / len(chosen))
+    try:
+        linear = DesignInfo([f"_{place}_" for place in range(len(terms))]).linear_constraint(" ".join(text))
+        total = linear.coefs[0] @ np.array(terms)
+    except (PatsyError, IndexError):
+        valid = "separate names by + and -, each between spaces, and close every bracket"
+        refuse(where, formula, f"{valid}; numbers stand before * or behind /")
+    if abs(total.sum()) > 1e-9:
+        refuse(where, formula, f"its weights add up to {total.sum():.4g}; those of a contrast add up to 0")
+    weights = {name: float(weight) for name, weight in zip(names, total, strict=True) if abs(weight) > 1e-12}
+    return weights or refuse(where, formula, "it subtracts variants from themselves"), order

@@ -242,9 +242,9 @@ class Study:
 
     def run(self, parallel: int = 1) -> int:
         """Train what is missing, *parallel* runs at a time; the exit code of ``study run``."""
-        from pretrain.study.running.run import RunOptions, run_study
+        from pretrain.study.running.run import run_study
 
-        return run_study(self, RunOptions(parallel))
+        return run_study(self, parallel)
 
     def results(self) -> pd.DataFrame:
         """``plan`` with the state of each run, its result by the study's measure (NaN if it is not finished)

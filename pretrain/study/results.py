@@ -59,10 +59,6 @@ class RunResult:
         """What wrote the newest checkpoint."""
         return self.saved.world if self.saved else None
 
-    def series(self, key: str) -> dict[int, float]:
-        """The values of *key* by tokens, in order."""
-        return {row["tokens"]: row[key] for row in self.rows if key in row and "tokens" in row}
-
     def result(self, measure: str, last: int = 1) -> float | None:
         """Mean of the *last* values of a figure; None unless the run is finished and has so many."""
         values = [row[measure] for row in self.rows if measure in row]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import methodcaller
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError
@@ -175,13 +174,6 @@ class Summary:
         """Training FLOPs of the finished runs, each number once."""
         return sorted({flops for run in self.finished if (flops := training_flops(run)) is not None})
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Median over the finished runs of the median over the later half of a run's rows."""
-        later = [run.rows[len(run.rows) // 2 :] for run in self.finished]
-        rates = [[row["tokens_per_second"] for row in rows if "tokens_per_second" in row] for rows in later]
-        return median(median(each) for each in rates if each) if any(rates) else None
-
 
 @dataclass(frozen=True)
 class Contrasted:
@@ -260,6 +252,11 @@ class View:
         return Effects(self.study.design, values, self.better == "higher")
 
     @property
+    def analysis(self) -> Effects | None:
+        """The effects, where the finished runs allow an analysis."""
+        return self.effects if self.effects and not self.effects.unknown else None
+
+    @property
     def listed(self) -> list[Summary]:
         """The variants that are compared one by one: none of a design, which has too many."""
         return [] if self.study.design else self.summaries
@@ -286,7 +283,7 @@ class View:
 
     def _evaluate(self, contrast: Contrast) -> Contrasted:
         if self.effects is not None:
-            fits = None if self.effects.unknown else self.effects.contrast(contrast)
+            fits = self.analysis.contrast(contrast) if self.analysis else None
             return Contrasted(contrast, Sample(), fits)
         runs = {each.variant: each.runs for each in self.summaries if each.variant in contrast.weights}
         results = [run for each in runs.values() for run in each.values()]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from model.declared import NonNegativeInt, declared, from_dict, to_dict
 from model.errors import UserError
@@ -46,15 +48,9 @@ def pilot_name(variant: str, value: Any) -> str:
 # ---------------------------------------------------------------------- choice
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The best of several values."""
-
-    value: Any
-    at_edge: bool
-
-
-def choose(values: Sequence[Any], results: Sequence[float], higher_is_better: bool = False) -> Choice:
+def choose(
+    values: Sequence[Any], results: Sequence[float], higher_is_better: bool = False
+) -> tuple[Any, bool]:
     """The best value by its results: between numbers above 0 the vertex of the parabola, in the logarithm of
     the value, through the best and its two neighbours; at an edge, and for anything else, the best itself.
 
@@ -62,32 +58,27 @@ def choose(values: Sequence[Any], results: Sequence[float], higher_is_better: bo
         values: numbers in any order, or anything else.
         results: of each; NaN where there is none.
 
+    Returns:
+        The value, and whether it is an edge of the values.
+
     Raises:
         ValueError: no result is finite.
     """
-    losses = [-result if higher_is_better else result for result in results]
-    losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
-    if not any(map(math.isfinite, losses)):
+    losses = np.array(results) * (-1 if higher_is_better else 1)
+    losses[~np.isfinite(losses)] = math.inf
+    if np.isinf(losses).all():
         raise ValueError("no finite result")
     numbers = all(type(value) in (int, float) and value > 0 for value in values)
-    order = (
-        sorted(range(len(values)), key=lambda place: values[place]) if numbers else list(range(len(values)))
-    )
-    best = min(range(len(order)), key=lambda place: losses[order[place]])
-    value, at_edge = values[order[best]], numbers and best in (0, len(order) - 1)
-    around = order[best - 1 : best + 2] if 0 < best < len(order) - 1 else []
-    if not numbers or any(type(each) is int for each in values) or not around:
-        return Choice(value, at_edge)
-    if not all(math.isfinite(losses[place]) for place in around):
-        return Choice(value, at_edge)
-    (x0, x1, x2), (y0, y1, y2) = (
-        [math.log(values[place]) for place in around],
-        [losses[place] for place in around],
-    )
-    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
-    curvature = (right - left) / (x2 - x0)
-    vertex = (x0 + x1) / 2 - left / (2 * curvature) if curvature > 0 else x1
-    return Choice(float(f"{math.exp(vertex):.4g}"), at_edge)
+    order = np.argsort(values) if numbers else np.arange(len(values))
+    best = int(np.argmin(losses[order]))
+    at_edge = numbers and best in (0, len(order) - 1)
+    around = order[max(0, best - 1) : best + 2]
+    curved = len(around) == 3 and np.isfinite(losses[around]).all() and np.ptp(losses[around]) > 0
+    if at_edge or not curved or not all(type(value) is float and value > 0 for value in values):
+        return values[order[best]], at_edge
+    logarithms = np.log([values[place] for place in around])
+    curvature, slope, _ = np.polyfit(logarithms - logarithms[1], losses[around] - losses[order[best]], 2)
+    return float(f"{math.exp(logarithms[1] - slope / (2 * curvature)):.4g}"), at_edge
 
 
 # ---------------------------------------------------------------------- files
@@ -126,20 +117,16 @@ def choose_all(
     """
     found = {}
     for name, (field, values) in tried.items():
-        means = []
-        for value in values:
-            of_value = results.get(pilot_name(name, value), {})
-            complete = all(seed in of_value for seed in seeds)
-            means.append(sum(of_value.values()) / len(of_value) if complete else math.nan)
+        pilots = [results.get(pilot_name(name, value), {}) for value in values]
+        means = [fmean(each.get(seed, math.nan) for seed in seeds) for each in pilots]
         try:
-            choice = choose(values, means, higher_is_better)
+            value, at_edge = choose(values, means, higher_is_better)
         except ValueError:
             raise UserError(
                 f"study: {name}: no value of {field} has a finite result of all its pilots; see the folder "
                 f"{PILOT} of the study's, and give other values"
             ) from None
-        tried_values = [
-            [value, mean if math.isfinite(mean) else None] for value, mean in zip(values, means, strict=True)
-        ]
-        found[name] = Tuned(field, choice.value, choice.at_edge, tried_values, list(seeds))
+        known = (mean if math.isfinite(mean) else None for mean in means)
+        pairs = [list(pair) for pair in zip(values, known, strict=True)]
+        found[name] = Tuned(field, value, at_edge, pairs, list(seeds))
     return found

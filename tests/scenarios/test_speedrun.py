@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
-from benchmarks.speedrun import main, study_of_recipes
+from benchmarks.speedrun import main, study_of_recipes, tokens_to_reach
 from tests.helpers.planted_runs import plant, result
 
 MUON = "micro_optimizer.kind_muon"
@@ -76,3 +77,14 @@ def test_runs_are_trained_once(small_folder, tmp_path, capsys):
     again = figures(tmp_path, *tiny.split(), "--data", str(small_folder), recipes=["micro"])
     assert again == first and "to do    0 runs" in capsys.readouterr().err
     assert first["recipes"]["micro"]["tokens"]["count"] == 1
+
+
+def test_tokens_to_reach():
+    curve = [(100, 5.0), (200, 4.0), (300, 4.2), (400, 3.0)]
+    assert tokens_to_reach(curve, 4.5) == 150
+    assert tokens_to_reach(curve, 4.0) == 200
+    assert tokens_to_reach(curve, 3.6) == pytest.approx(350)
+    assert tokens_to_reach(curve, 4.1) == pytest.approx(190), "the first time, though it rises again"
+    assert tokens_to_reach(curve, 6.0) == 100
+    assert tokens_to_reach(curve, 2.9) is None and tokens_to_reach([], 1.0) is None
+    assert tokens_to_reach([(100, math.nan), (200, 3.0)], 3.5) == 200

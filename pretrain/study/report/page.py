@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from jinja2 import Environment, PackageLoader
 
 from pretrain.metrics.file import encode
 from pretrain.study.register import describe_expectations
-from pretrain.study.report import design
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import Section, sections
 from pretrain.study.results import describe_unnamed, find_unnamed_runs, shorten_names
@@ -23,14 +23,16 @@ from pretrain.utils.files import write_atomically
 from pretrain.utils.format import align_columns
 
 FOLDER = "report"
-ON_A_TERMINAL = {*design.SECTIONS, "results", "contrasts"}
+ON_A_TERMINAL = {"effects", "variance", "predictions", "results", "contrasts"}
 TEMPLATE = "page.html.j2"
+MOST_CONFOUNDED = 6
+"""Of which names are listed."""
 
 
 def write_report(view: View) -> list[Path]:
     """Write the report of what is finished into ``report`` in the study's folder, in place of an earlier one.
 
-    The same runs give the same bytes, apart from throughput.
+    The same runs give the same bytes.
 
     Returns:
         The files written: ``index.html``, which needs no other, ``results.json`` and the pictures.
@@ -41,8 +43,7 @@ def write_report(view: View) -> list[Path]:
     """
     out = view.study.folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    tables, pictures = sections(view), draw_all(view, out)
-    drawn = {name: path for name, path in pictures.items() if path}
+    tables, drawn = sections(view), draw_all(view, out)
     templates = Environment(
         loader=PackageLoader("pretrain.study.report", ""),
         autoescape=True,
@@ -54,8 +55,6 @@ def write_report(view: View) -> list[Path]:
         opening=describe_opening(view),
         sections=tables,
         pictures={name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in drawn.items()},
-        left_out=[section.title for section in tables.values() if not section.rows]
-        + [name for name in pictures if name not in drawn],
         power=POWER,
     )
     write_atomically(out / "index.html", page)
@@ -128,10 +127,43 @@ def describe_opening(view: View) -> dict[str, list[str]]:
         "Status": runs,
         "Not finished": begun + ([f"Not begun: {shorten_names(absent)}."] if absent else []),
         "Outliers": describe_outliers(view),
-        "Effects": list(design.describe_design(view)),
+        "Effects": list(describe_design(view)),
         "Caveats": [f"{note}." for note in view.caveats],
         "What the intervals say": [describe_intervals(view)] if view.listed else [],
     }
+
+
+def describe_design(view: View) -> Iterator[str]:
+    """What to know before reading the tables: sentences."""
+    if view.effects and view.effects.unknown:
+        yield f"No analysis yet: {view.effects.unknown}."
+    if (effects := view.analysis) is None:
+        return
+    if effects.left_out:
+        yield f"{effects.left_out} runs without a finite result are left out."
+    levels = len(effects.levels)
+    yield (
+        f"{levels} level effects, each with a 95 % interval that is not adjusted: if nothing mattered, "
+        f"{levels * (1 - CONFIDENCE):.2g} would exclude zero by chance, on average."
+    )
+    if unseen := [each.contrast.name for each in view.contrasted if each.fits is None]:
+        yield f"{', '.join(unseen)}: not known; so few runs do not show interactions."
+    fit = effects.least_squares
+    yield f"Residual sd {math.sqrt(fit.scale):.4f} on {fit.df_resid:.0f} degrees of freedom."
+    if effects.lack_of_fit is None:
+        yield "Lack of fit cannot be tested: that takes two seeds, and more runs than terms."
+    else:
+        f, p = effects.lack_of_fit
+        yield f"Lack of fit: F = {f:.2f}, p = {p:.3g}."
+    # What is confounded is not estimated apart.
+    factors = len(effects.design.levels)
+    every = (factors - 1) * (factors - 2) // 2
+    if effects.confounded and all(len(others) == every for others in effects.confounded.values()):
+        yield "Each main effect is confounded with the interactions of any two other factors."
+        return
+    for term, others in effects.confounded.items():
+        more = f" and {len(others) - MOST_CONFOUNDED} more" if len(others) > MOST_CONFOUNDED else ""
+        yield f"Confounded with {term}: {', '.join(others[:MOST_CONFOUNDED])}{more}."
 
 
 def describe_outliers(view: View) -> list[str]:

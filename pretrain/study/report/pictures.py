@@ -2,43 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pretrain.study.costs import History, head_history, training_flops
-from pretrain.study.report.design import draw_effects
-from pretrain.study.report.drawing import SINGLE, line_style, panel_axes
+import pandas as pd
+
+from pretrain.study.costs import head_history, training_flops
 from pretrain.study.statistics.paired import mean_of
 from pretrain.study.summaries import Summary, View
 from pretrain.study.tuning import Tuned
-from pretrain.utils.plotting import logarithmic_x, whole_numbers
+from pretrain.utils.plotting import logarithmic_x, save_figure, whole_numbers
 
 APART = 1.01
 """Costs that differ by less are taken for one."""
+LINE_STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "d", ">")
+SINGLE: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": "none", "alpha": 0.7}
+"""The circle of a single run, or of a single pair."""
 
 
-def draw_all(view: View, folder: Path) -> dict[str, Path | None]:
-    """Draw every picture that the finished runs have values for.
+def line_style(place: int, count: int) -> dict[str, Any]:
+    """Colours whose lightness rises, and line styles and markers that differ between neighbours."""
+    from matplotlib import colormaps
 
-    Returns:
-        Its file by the name of each picture; None for those that there are no values for.
+    return {
+        "color": colormaps["plasma"](0.03 + 0.83 * place / max(1, count - 1)),
+        "linestyle": LINE_STYLES[place % len(LINE_STYLES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
+
+
+@contextmanager
+def panel_axes(
+    path: Path,
+    titles: Sequence[str],
+    columns: int,
+    height: float = 3.1,
+    width: float = 4.6,
+    **subplots: Any,
+) -> Iterator[list[Any]]:
+    """Axes with these titles in rows of one length, and one legend below, each name once.
+
+    Args:
+        columns: at most so many.
+        height: of a panel, in inches; *width*, too.
+        subplots: further arguments of matplotlib's subplots.
+    """
+    rows = math.ceil(len(titles) / columns)
+    columns = math.ceil(len(titles) / rows)
+    size = (max(8.0, width * columns), 0.9 + height * rows)
+    with save_figure(path, "out", rows, columns, size=size, dpi=110, squeeze=False, **subplots) as (
+        figure,
+        axes,
+    ):
+        for axis in axes.flat[len(titles) :]:
+            axis.set_axis_off()
+        for axis, title in zip(axes.flat, titles, strict=False):
+            axis.set_title(title, fontsize="small")
+        yield list(axes.flat[: len(titles)])
+        named = (dict(zip(*axis.get_legend_handles_labels()[::-1], strict=True)) for axis in axes.flat)
+        entries = {label: handle for of_axis in named for label, handle in of_axis.items()}
+        place = {"loc": "outside lower center", "ncols": int(size[0] / 2.3)}
+        figure.legend(entries.values(), entries.keys(), fontsize="small", **place)
+
+
+def draw_all(view: View, folder: Path) -> dict[str, Path]:
+    """Draw every picture that the finished runs have values for; returns its file by name.
 
     Raises:
         UserError: a picture cannot be written.
     """
     files = {name: folder / f"{name}.png" for name in DRAWN}
-    drawn = {name: draw(view, files[name]) for name, draw in DRAWN.items()}
-    for name, file in files.items():
-        if not drawn[name]:
-            file.unlink(missing_ok=True)  # of an earlier report
-    return {name: file if drawn[name] else None for name, file in files.items()}
+    drawn = {name: file for name, file in files.items() if DRAWN[name](view, file)}
+    for name in files.keys() - drawn.keys():
+        files[name].unlink(missing_ok=True)  # of an earlier report
+    return drawn
 
 
 def _style(view: View, summary: Summary) -> dict[str, Any]:
     """Of a variant, the same in all pictures."""
     names = [each.variant for each in view.listed]
     return line_style(names.index(summary.variant), len(names))
+
+
+def _draw_effects(view: View, path: Path) -> bool:
+    """Draw a panel for each factor: the effect of each level; all on one scale."""
+    effects, value = view.analysis, view.value
+    if effects is None:
+        return False
+    factors = effects.design.levels
+    with panel_axes(path, list(factors), columns=4, width=2.8, sharey=True) as axes:
+        for axis, (factor, labels) in zip(axes, factors.items(), strict=True):
+            estimates = [each.least_squares for each in effects.levels if each.factor == factor]
+            axis.axhline(0, color="gray", linewidth=0.8)
+            axis.errorbar(
+                range(len(labels)),
+                [each.value for each in estimates],
+                yerr=[(each.high - each.low) / 2 for each in estimates],
+                fmt="o-",
+                capsize=3,
+                label="least squares, 95 % interval",
+            )
+            axis.set_xticks(range(len(labels)), labels)
+            axis.set_xlim(-0.5, len(labels) - 0.5)
+            if axis.get_subplotspec().is_first_col():
+                axis.set_ylabel(f"effect on {value}")
+    return True
 
 
 def draw_forest(view: View, path: Path) -> bool:
@@ -96,27 +168,26 @@ def _draw_tuned(view: View, path: Path) -> bool:
 
 def _draw_growing(view: View, path: Path) -> bool:
     """Heads by layer over steps, the mean of the runs at every step at which one of them shows heads."""
-    panels: dict[str, list[History]] = {}
+    panels: dict[str, list[pd.DataFrame]] = {}
     for summary in view.listed:
-        histories = [head_history(run) for run in summary.finished if run.planned.grows and run.saved]
+        histories = [
+            pd.DataFrame(dict(head_history(run)))
+            for run in summary.finished
+            if run.planned.grows and run.saved
+        ]
         panels |= {summary.label: histories} if histories else {}
     if not panels:
         return False
     with panel_axes(path, list(panels), columns=3) as axes:
         for axis, histories in zip(axes, panels.values(), strict=True):
-            steps = sorted({step for history in histories for step, _ in history})
-            layers = len(histories[0][0][1])
-            for layer in range(layers):
-                heads = [mean_of(_heads_at(each, step)[layer] for each in histories) for step in steps]
-                style = line_style(layer, layers) | {"marker": "", "drawstyle": "steps-post"}
-                axis.plot(steps, heads, label=f"layer {layer}", **style)
+            steps = sorted({step for history in histories for step in history.columns})
+            heads = sum(history.reindex(columns=steps).ffill(axis=1) for history in histories)
+            for layer, counts in (heads / len(histories)).iterrows():
+                style = line_style(layer, len(heads)) | {"marker": "", "drawstyle": "steps-post"}
+                axis.plot(steps, counts, label=f"layer {layer}", **style)
             axis.set(xlabel="training step", ylabel="heads of the layer")
             whole_numbers(axis.xaxis)
     return True
-
-
-def _heads_at(history: History, step: int) -> tuple[int, ...]:
-    return next(heads for begin, heads in reversed(history) if begin <= step)
 
 
 def _draw_flops(view: View, path: Path) -> bool:
@@ -142,7 +213,7 @@ def _draw_flops(view: View, path: Path) -> bool:
 
 
 DRAWN: dict[str, Callable[[View, Path], bool]] = {
-    "effects": draw_effects,
+    "effects": _draw_effects,
     "results": draw_forest,
     "tuned": _draw_tuned,
     "growing_heads": _draw_growing,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import methodcaller
 from typing import Any
 
 from model.declared import to_dict
 from model.heads import format_heads
-from pretrain.study.report import design
-from pretrain.study.report.design import interval, p_text
 from pretrain.study.settings import label
 from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
 from pretrain.utils.format import NOTHING, interval_text
@@ -39,42 +37,45 @@ class Section:
 
 
 def sections(view: View) -> dict[str, Section]:
-    """Every table of the report, by its name in results.json."""
-    found = design.rows(view) | {
-        "results": [_result(summary) for summary in view.summaries],
-        "contrasts": [_contrast(view, contrasted) for contrasted in view.contrasted],
-        "tuned": [{"variant": name} | to_dict(each) for name, each in view.study.tuned.items()],
-        "scores": list(_scores(view.listed)),
-        "runs": [row for summary in view.summaries for row in _runs(view, summary)],
+    """Every table of the report in the page's order, by its name in results.json."""
+    effects = view.analysis
+    levels = effects.levels if effects else []
+    contrasts = FITTED if view.effects else CONTRASTS
+    return {
+        "effects": Section(
+            "Effects of levels", EFFECTS, [asdict(each) | {"disagree": each.fits_disagree} for each in levels]
+        ),
+        "variance": Section("Analysis of variance", VARIANCE, effects.variance if effects else []),
+        "predictions": Section(
+            "Predicted", PREDICTIONS, [asdict(each) for each in effects.predictions] if effects else []
+        ),
+        "results": Section("Results", RESULTS, list(map(_result, view.summaries))),
+        "contrasts": Section("Contrasts", contrasts, [_contrast(view, each) for each in view.contrasted]),
+        "tuned": Section(
+            "Tuned with pilot seeds",
+            TUNED,
+            [{"variant": name} | to_dict(each) for name, each in view.study.tuned.items()],
+        ),
+        "scores": Section("Zero-shot scores", SCORES, list(_scores(view.listed))),
+        "runs": Section("Runs", RUNS, [row for each in view.summaries for row in _runs(view, each)]),
     }
-    columns = {**SECTIONS, "contrasts": ("Contrasts", FITTED if view.effects else CONTRASTS)}
-    return {name: Section(*columns[name], found[name]) for name in columns}
 
 
 def _result(summary: Summary) -> Row:
-    return {
-        "variant": summary.variant,
-        "label": summary.label,
-        "baseline": summary.definition.control,
-        "schedules": summary.schedules,
-        "runs": len(summary.runs),
-        "values": summary.values,
-        "differences": summary.differences,
-        "tokens_per_second": summary.tokens_per_second,
-        "parameters": summary.parameters,
-        "training_flops": summary.training_flops,
-    }
+    names = ("variant", "label", "schedules", "values", "differences", "parameters", "training_flops")
+    found = {name: getattr(summary, name) for name in names}
+    return found | {"baseline": summary.definition.control, "runs": len(summary.runs)}
 
 
 def _contrast(view: View, found: Contrasted) -> Row:
-    return {
+    plain, robust = found.fits or (None, None)
+    own = asdict(found.contrast)
+    del own["order"]
+    return own | {
         "name": found.contrast.name + (" (other seeds)" if found.other_seeds else ""),
-        "formula": found.contrast.formula,
-        "weights": found.contrast.weights,
-        "primary": found.contrast.primary,
         "values": found.values,
-        "estimate": to_dict(found.fits[0]) if found.fits else None,
-        "robust": to_dict(found.fits[1]) if found.fits and found.fits[1] else None,
+        "estimate": asdict(plain) if plain else None,
+        "robust": asdict(robust) if robust else None,
         "p": found.p,
         "adjusted": found.adjusted,
         "seeds": len(view.study.file.seeds),
@@ -112,33 +113,36 @@ def _runs(view: View, summary: Summary) -> list[Row]:
     ]
 
 
+def _number(value: float | None, form: str = ".3g") -> str:
+    if value is None:
+        return NOTHING
+    return format(value, form) if math.isfinite(value) else "not finite"
+
+
+def _estimate(found: Row | None, form: str = "+.4f") -> str:
+    """An estimate of the linear model with its interval."""
+    return NOTHING if found is None else interval_text(found["value"], found["low"], found["high"], form)
+
+
 def _difference(values: Sample) -> str:
     """A mean difference with its interval."""
     found = values.interval
     return interval_text(found.mean, found.low, found.high) if found else _number(values.mean, "+.4f")
 
 
-def _format_hodges_lehmann(values: Sample) -> str:
+def _hodges_lehmann(values: Sample) -> str:
     """The Hodges-Lehmann estimate with its interval and the interval's level."""
     found = values.ranks
-    if found is None:
-        return NOTHING
-    return f"{interval_text(found.estimate, found.low, found.high)} {found.level:.1%}"
+    return f"{interval_text(found.estimate, found.low, found.high)} {found.level:.1%}" if found else NOTHING
 
 
 def _rank_p(values: Sample) -> str:
-    return NOTHING if values.ranks is None else f"{values.ranks.p:.3g}"
+    return _number(values.ranks.p if values.ranks else None)
 
 
-def _format_spread(values: Sample) -> str:
+def _spread(values: Sample) -> str:
     """Mean ± standard deviation."""
     return _number(values.mean, ".4f") + (f" ± {_number(values.sd, '.4f')}" if len(values) > 1 else "")
-
-
-def _number(value: float | None, form: str) -> str:
-    if value is None:
-        return NOTHING
-    return format(value, form) if math.isfinite(value) else "not finite"
 
 
 def _range(numbers: Sequence[float], form: str) -> str:
@@ -147,17 +151,37 @@ def _range(numbers: Sequence[float], form: str) -> str:
     return " to ".join(texts) or NOTHING
 
 
+EFFECTS: Columns = {
+    "factor": lambda row: row["factor"],
+    "level": lambda row: row["level"],
+    "runs": lambda row: str(row["runs"]),
+    "effect [95 % interval]": lambda row: _estimate(row["least_squares"]),
+    "Huber's, where it disagrees": lambda row: _estimate(row["robust"]) if row["disagree"] else "",
+    "outliers": lambda row: str(row["outliers"]),
+}
+VARIANCE: Columns = {
+    "term": lambda row: row["term"],
+    "degrees": lambda row: str(row["degrees"]),
+    "share": lambda row: f"{row['share']:.1%}",
+    "F": lambda row: _number(row["f"], ".2f"),
+    "p": lambda row: _number(row["p"]),
+}
+PREDICTIONS: Columns = {
+    "schedule": lambda row: row["name"],
+    "levels": lambda row: ", ".join(row["levels"]),
+    "predicted [95 % interval]": lambda row: _estimate(row["estimate"], ".4f"),
+    "measured": lambda row: _number(row["measured"], ".4f"),
+}
 RESULTS: Columns = {
     "variant": lambda row: row["label"],
     "heads": lambda row: " or ".join(map(format_heads, row["schedules"])),
     "runs": lambda row: f"{len(row['values'])} of {row['runs']}",
-    "mean ± sd": lambda row: _format_spread(row["values"]),
+    "mean ± sd": lambda row: _spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
-    "Hodges–Lehmann Δ [exact interval, its level]": lambda row: _format_hodges_lehmann(row["differences"]),
+    "Hodges–Lehmann Δ [exact interval, its level]": lambda row: _hodges_lehmann(row["differences"]),
     "signed-rank p": lambda row: _rank_p(row["differences"]),
     "pairs": lambda row: str(len(row["differences"])) if row["baseline"] else NOTHING,
     "detectable Δ": lambda row: _number(row["differences"].detectable, ".4f"),
-    "tokens/s": lambda row: _number(row["tokens_per_second"], ",.0f"),
     "parameters": lambda row: _range(row["parameters"], ","),
     "training FLOPs": lambda row: _range(row["training_flops"], ".3e"),
 }
@@ -165,19 +189,19 @@ CONTRASTS: Columns = {
     "contrast": lambda row: row["name"],
     "of": lambda row: row["formula"],
     "mean [95 % interval]": lambda row: _difference(row["values"]),
-    "Hodges–Lehmann [exact interval, its level]": lambda row: _format_hodges_lehmann(row["values"]),
+    "Hodges–Lehmann [exact interval, its level]": lambda row: _hodges_lehmann(row["values"]),
     "signed-rank p": lambda row: _rank_p(row["values"]),
-    "adjusted p": lambda row: p_text(row["adjusted"]),
+    "adjusted p": lambda row: _number(row["adjusted"]),
     "detectable": lambda row: _number(row["values"].detectable, ".4f"),
     "seeds": lambda row: f"{len(row['values'])} of {row['seeds']}",
 }
 FITTED: Columns = {
     "contrast": lambda row: row["name"],
     "of": lambda row: row["formula"],
-    "difference [95 % interval]": lambda row: interval(row["estimate"]),
-    "Huber's [95 % interval]": lambda row: interval(row["robust"]),
-    "p": lambda row: p_text(row["p"]),
-    "adjusted p": lambda row: p_text(row["adjusted"]),
+    "difference [95 % interval]": lambda row: _estimate(row["estimate"]),
+    "Huber's [95 % interval]": lambda row: _estimate(row["robust"]),
+    "p": lambda row: _number(row["p"]),
+    "adjusted p": lambda row: _number(row["adjusted"]),
 }
 """Of contrasts in a study without a baseline."""
 TUNED: Columns = {
@@ -186,7 +210,7 @@ TUNED: Columns = {
     "values tried": lambda row: str(len(row["tried"])),
     "chosen": lambda row: label(row["value"]) + " (an edge)" * row["at_edge"],
     "mean of the pilots": lambda row: ", ".join(
-        f"{label(value)}: {_number(mean, '.4f')}" for value, mean in row["tried"]
+        f"{label(at)}: {_number(y, '.4f')}" for at, y in row["tried"]
     ),
     "pilot seeds": lambda row: ", ".join(map(str, row["seeds"])),
 }
@@ -194,7 +218,7 @@ SCORES: Columns = {
     "task/metric": lambda row: row["task"],
     "variant": lambda row: row["variant"],
     "runs": lambda row: str(len(row["values"])),
-    "mean ± sd": lambda row: _format_spread(row["values"]),
+    "mean ± sd": lambda row: _spread(row["values"]),
     "Δ [95 % interval]": lambda row: _difference(row["differences"]),
 }
 RUNS: Columns = {
@@ -208,12 +232,3 @@ RUNS: Columns = {
     "Δ": lambda row: _number(row["difference"], "+.6f"),
     "outlier": lambda row: "yes" if row["outlier"] else "",
 }
-SECTIONS: dict[str, tuple[str, Columns]] = {
-    **design.SECTIONS,
-    "results": ("Results", RESULTS),
-    "contrasts": ("Contrasts", CONTRASTS),
-    "tuned": ("Tuned with pilot seeds", TUNED),
-    "scores": ("Zero-shot scores", SCORES),
-    "runs": ("Runs", RUNS),
-}
-"""Titles and columns, in the page's order."""

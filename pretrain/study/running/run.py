@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError
@@ -30,41 +29,42 @@ from pretrain.utils.format import print_lines
 SOME_FAILED = 1
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How runs are trained."""
+def run_study(
+    study: Study,
+    parallel: int | None = None,
+    slurm: bool = False,
+    sbatch: Sequence[str] = (),
+    dry_run: bool = False,
+) -> int:
+    """Train what a study lacks, pilots first, or submit it; returns the exit code.
 
-    parallel: int | None = None
-    """Runs at a time; None: one here, no limit with SLURM."""
-    slurm: bool = False
-    sbatch: Sequence[str] = ()
-    """More options of sbatch."""
-    dry_run: bool = False
-
-    def check(self) -> None:
-        """Refuse what no study can be run with.
-
-        Raises:
-            UserError: it names the option and what would be valid.
-        """
-        if self.parallel is not None and self.parallel < 1:
-            raise UserError(f"parallel: {self.parallel} is not valid; give a positive number")
-        if self.sbatch and not self.slurm:
-            raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
-
-
-def run_study(study: Study, options: RunOptions) -> int:
-    """Train what a study lacks, or submit it; returns the exit code.
+    Args:
+        parallel: runs at a time; None: one here, no limit with SLURM.
+        sbatch: more options of sbatch.
 
     Raises:
         UserError: bad input.
     """
-    options.check()
+    if parallel is not None and parallel < 1:
+        raise UserError(f"parallel: {parallel} is not valid; give a positive number")
+    if sbatch and not slurm:
+        raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
     refuse_other_kind(study.folder, "study", "out")
     if study.untuned:
-        code, tuned = _tune(study, options)
-        if not tuned:
-            return code
+        print_lines(f"pilots   of {shorten_names(study.untuned)}: values of one setting")
+        pilot = build_pilot(study)
+        if list_untried(pilot):
+            if not dry_run:  # so that the study's folder can be named from now on
+                study.folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(study.folder / STUDY_FILE, study.text)
+                register(study)
+            code = run_study(pilot, parallel, slurm, sbatch, dry_run)
+            if dry_run or slurm or list_untried(pilot):
+                print_lines(f"then     {study.command('run')} again, when these runs are finished")
+                return code
+        _choose(study, pilot, dry_run)
+        if dry_run:
+            return 0
         study = parse_study(study.text, study.name, study.folder, source=study.source)
     check_settings(study)
     todo = list_unfinished(study)
@@ -74,14 +74,14 @@ def run_study(study: Study, options: RunOptions) -> int:
         return 0
     lines: list[list[str]] = []
     shares: list[Slot] = []
-    if options.slurm:
-        lines = sbatch_commands(study, todo, options.parallel, options.sbatch)
+    if slurm:
+        lines = sbatch_commands(study, todo, parallel, sbatch)
         with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
             _check_for_jobs(study)
     else:
-        shares = slots(options.parallel or 1, _devices(), available_cores())
+        shares = slots(parallel or 1, _devices(), available_cores())
         check_runs(study)
-    if options.dry_run:
+    if dry_run:
         print("".join(f"would run: {shlex.join(line)}\n" for line in lines), end="")
         return 0
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def run_study(study: Study, options: RunOptions) -> int:
         write_study(study)
         for line in lines:
             print(f"submitted job {submit(line)}: {shlex.join(line)}", flush=True)
-        if options.slurm:
+        if slurm:
             return 0
         scheduler = Scheduler(study, shares)
         failed = scheduler.run()
@@ -106,55 +106,25 @@ def run_study(study: Study, options: RunOptions) -> int:
     return SOME_FAILED if failed else 0
 
 
-def _tune(study: Study, options: RunOptions) -> tuple[int, bool]:
-    """Train the pilots that are missing, and choose each variant's value when all have been tried.
-
-    Returns:
-        The exit code, and whether the values are chosen.
-    """
-    print_lines(f"pilots   of {shorten_names(study.untuned)}: values of one setting")
-    code, results = _run_pilots(build_pilot(study), study, options)
-    if results is None:
-        return code, False
+def _choose(study: Study, pilot: Study, dry_run: bool) -> None:
+    """Choose each variant's value from the pilots that are finished, and write it down."""
+    found: dict[str, dict[int, float]] = {}
+    for run in load_results(pilot):
+        value = run.result(study.file.measure, study.file.last_validations)
+        if value is not None:
+            found.setdefault(run.planned.variant, {})[run.planned.seed] = value
     tried = {name: study.tried[name] for name in study.untuned}
     results = {
-        pilot_name(name, value): results.get(pilot_name("-".join(study.variants[name].levels), value), {})
+        pilot_name(name, value): found.get(pilot_name("-".join(study.variants[name].levels), value), {})
         for name, (_, values) in tried.items()
         for value in values
     }
     tuned = choose_all(tried, study.file.pilot_seeds or [], results, study.file.measure in HIGHER_IS_BETTER)
-    for name, found in tuned.items():
-        edge = ", an edge of the values that were tried" if found.at_edge else ""
-        print_lines(f"tuned    {name}: {found.field} {label(found.value)}{edge}")
-    if not options.dry_run:
+    for name, each in tuned.items():
+        edge = ", an edge of the values that were tried" if each.at_edge else ""
+        print_lines(f"tuned    {name}: {each.field} {label(each.value)}{edge}")
+    if not dry_run:
         write_tuned(study.folder, {**study.tuned, **tuned})
-    return 0, not options.dry_run
-
-
-def _run_pilots(
-    pilot: Study, study: Study, options: RunOptions
-) -> tuple[int, dict[str, dict[int, float]] | None]:
-    """Train what a study of pilots lacks, whose folder is in that of the *study*.
-
-    Returns:
-        The exit code, and the results by full name and seed; None while a run has not been tried.
-    """
-    code = 0
-    if list_untried(pilot):
-        if not options.dry_run:  # so that the study's folder can be named from now on
-            study.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(study.folder / STUDY_FILE, study.text)
-            register(study)
-        code = run_study(pilot, options)
-        if options.dry_run or options.slurm or list_untried(pilot):
-            print_lines(f"then     {study.command('run')} again, when these runs are finished")
-            return code, None
-    results: dict[str, dict[int, float]] = {}
-    for run in load_results(pilot):
-        value = run.result(study.file.measure, study.file.last_validations)
-        if value is not None:
-            results.setdefault(run.planned.variant, {})[run.planned.seed] = value
-    return code, results
 
 
 def list_untried(pilot: Study) -> list[PlannedRun]:

@@ -76,18 +76,6 @@ class LevelEffect:
 
 
 @dataclass(frozen=True)
-class TermVariance:
-    """A line of the analysis of variance."""
-
-    term: str
-    degrees: int
-    share: float
-    """Of the sum of squares of all terms and the error."""
-    f: float
-    p: float
-
-
-@dataclass(frozen=True)
 class Prediction:
     """The loss that the additive model predicts."""
 
@@ -112,40 +100,34 @@ class Effects:
     values: Mapping[str, Mapping[int, float]]
     higher_is_better: bool = False
 
-    @cached_property
-    def data(self) -> pd.DataFrame:
-        """A row for each finite result: variant, seed, value, and the level of each factor as f0, f1, …"""
-        return self._frame(
-            [(variant, seed, value) for variant, seed, value in self._runs if math.isfinite(value)]
-        )
-
     @property
     def _runs(self) -> list[tuple[str, int, float]]:
         return [(name, seed, value) for name, by in self.values.items() for seed, value in by.items()]
 
-    def _frame(self, runs: Sequence[tuple[str, int, float]]) -> pd.DataFrame:
-        frame = pd.DataFrame(runs, columns=["variant", SEEDS, "value"])
-        rows = [self.design.rows[variant] for variant in frame.variant]
-        return self._with_factors(frame, rows)
-
-    def _with_factors(self, frame: pd.DataFrame, rows: Sequence[Levels]) -> pd.DataFrame:
-        """The frame with a categorical column for each factor, which has all levels of the study."""
-        for place, labels in enumerate(self.design.levels.values()):
-            levels = [row[place] for row in rows]
-            frame[f"f{place}"] = pd.Categorical(levels, categories=range(len(labels)))
-        if SEEDS in frame:
-            frame[SEEDS] = pd.Categorical(frame[SEEDS], categories=self.seeds)
-        return frame
-
     @cached_property
+    def data(self) -> pd.DataFrame:
+        """A row for each finite result: variant, seed, value, and the level of each factor as f0, f1, …"""
+        columns = pd.DataFrame(self._runs, columns=["variant", SEEDS, "value"])
+        columns = columns[np.isfinite(columns.value.astype(float))].astype({SEEDS: "category"})
+        return self._frame([self.design.rows[variant] for variant in columns.variant], columns)
+
+    def _frame(self, rows: Sequence[Levels], columns: pd.DataFrame) -> pd.DataFrame:
+        """The columns with a categorical one for each factor, which has all levels of the study."""
+        factors = {
+            f"f{place}": pd.Categorical([row[place] for row in rows], categories=range(len(labels)))
+            for place, labels in enumerate(self.design.levels.values())
+        }
+        return columns.assign(**factors)
+
+    @property
     def seeds(self) -> list[int]:
         """Those that have a finite value."""
-        return sorted({seed for _, seed, value in self._runs if math.isfinite(value)})
+        return list(self.data[SEEDS].cat.categories)
 
-    @cached_property
+    @property
     def left_out(self) -> int:
         """Runs whose value is not finite."""
-        return sum(map(len, self.values.values())) - len(self.data)
+        return len(self._runs) - len(self.data)
 
     # ------------------------------------------------------------------ models
 
@@ -158,10 +140,9 @@ class Effects:
 
     def grid(self, formula: str, rows: Sequence[Levels]) -> Matrix:
         """The columns of combinations, for the mean of the seeds: (rows, width)."""
-        seeds = self.seeds or [0]
-        frame = pd.DataFrame({SEEDS: list(seeds) * len(rows)})
-        repeated = [row for row in rows for _ in seeds]
-        matrix = np.asarray(dmatrix(formula, self._with_factors(frame, repeated)))
+        seeds = self.seeds
+        columns = pd.DataFrame({SEEDS: pd.Categorical(seeds * len(rows), categories=seeds)})
+        matrix = np.asarray(dmatrix(formula, self._frame([row for row in rows for _ in seeds], columns)))
         return matrix.reshape(len(rows), len(seeds), -1).mean(axis=1)
 
     @cached_property
@@ -260,16 +241,15 @@ class Effects:
         ]
 
     @cached_property
-    def variance(self) -> list[TermVariance]:
-        """The analysis of variance: each term's sum of squares given all others (of type III), and the error.
+    def variance(self) -> list[dict[str, Any]]:
+        """The analysis of variance: each term's sum of squares given all others (of type III), and the error,
+        whose F and p are None.
 
         With all runs of a balanced array these add up to that of the values."""
         table = anova_lm(self.least_squares, typ=3).drop(index="Intercept")
-        total = table.sum_sq.sum()
-        return [
-            TermVariance(self.name_term(term), int(line.df), line.sum_sq / total, line.F, line["PR(>F)"])
-            for term, line in table.iterrows()
-        ]
+        found = {"degrees": table.df.astype(int), "share": table.sum_sq / table.sum_sq.sum(), "f": table.F}
+        frame = pd.DataFrame({"term": map(self.name_term, table.index)} | found | {"p": table["PR(>F)"]})
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
     def name_term(self, term: str) -> str:
         """A term's name for readers: seeds, a factor, two factors with a colon, or error."""
@@ -285,7 +265,7 @@ class Effects:
         if self.design.strength > 3 or len(self.design.levels) < 2:
             return {}
         rows = list(self.design.rows.values())
-        frame = self._with_factors(pd.DataFrame(index=range(len(rows))), rows)
+        frame = self._frame(rows, pd.DataFrame(index=range(len(rows))))
         factors = [f"C(f{place}, Sum)" for place in range(len(self.design.levels))]
         matrix = dmatrix(" + ".join([*factors, *map(":".join, itertools.combinations(factors, 2))]), frame)
         products = np.abs(matrix.T @ matrix)
@@ -348,9 +328,8 @@ class Effects:
         estimates = estimate(self.additive, self.grid(self.formula(False), list(named.values())))
         found = []
         for (name, levels), each in zip(named.items(), estimates, strict=True):
-            variant = ".".join(of[level] for of, level in zip(labels, levels, strict=True))
-            measured = self.data.value[self.data.variant == variant]
             own = tuple(of[level] for of, level in zip(labels, levels, strict=True))
+            measured = self.data.value[self.data.variant == ".".join(own)]
             found.append(Prediction(name, own, each, float(measured.mean()) if len(measured) else None))
         return found
 

@@ -1,4 +1,4 @@
-"""Pure statistics: intervals of paired differences, their power and spread, and when a curve gets somewhere.
+"""Pure statistics: intervals of paired differences, their power and spread.
 
 Nothing here knows of runs. scipy is imported where it is used, because that takes a while.
 """
@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from statistics import fmean, stdev
 
 import numpy as np
@@ -26,13 +25,12 @@ class Interval:
 
     mean: float
     low: float
-    """NaN for fewer than two values, as are ``high`` and ``sd``."""
     high: float
     sd: float
     """Sample standard deviation, n - 1 in its denominator."""
     count: int
-    p: float = math.nan
-    """Of the two-sided t-test of zero."""
+    p: float
+    """Of the two-sided t-test of zero; 0 or 1 for equal values."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -41,32 +39,17 @@ class Interval:
 
 
 def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Student's t-interval of the mean of paired differences (two-sided), in their unit.
+    """Student's t-interval of the mean of two or more paired differences (two-sided), in their unit.
 
     It covers the true mean with probability *confidence* if the differences are independent and normal.
     """
-    count = len(differences)
-    mean = fmean(differences) if count else math.nan
-    if count < 2:
-        return Interval(mean, math.nan, math.nan, math.nan, count)
-    sd = stdev(differences)
-    half = t_quantile(count - 1, confidence) * sd / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, sd, count, _t_test(mean, sd, count))
-
-
-def _t_test(mean: float, sd: float, count: int) -> float:
-    """p of the two-sided test of zero; 0 or 1 for equal values."""
     from scipy.stats import t
 
-    return float(2 * t.sf(abs(mean) / sd * math.sqrt(count), count - 1)) if sd else float(mean == 0)
-
-
-@lru_cache
-def t_quantile(degrees: int, confidence: float) -> float:
-    """What |t| exceeds with probability 1 - confidence."""
-    from scipy.stats import t
-
-    return float(t.ppf((1 + confidence) / 2, degrees))
+    count, mean, sd = len(differences), fmean(differences), stdev(differences)
+    error = sd / math.sqrt(count)
+    half = float(t.ppf((1 + confidence) / 2, count - 1)) * error
+    p = float(2 * t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
+    return Interval(mean, mean - half, mean + half, sd, count, p)
 
 
 # ---------------------------------------------------------------------- power
@@ -161,24 +144,3 @@ def pooled_sd(groups: Sequence[Sequence[float]]) -> float:
     degrees = sum(len(group) - 1 for group in groups)
     squares = math.fsum(float(np.var(group)) * len(group) for group in groups)
     return math.sqrt(squares / degrees) if degrees else math.nan
-
-
-# ---------------------------------------------------------------------- curves
-
-
-def tokens_to_reach(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Tokens at which a loss is at or below *target* for the first time; None if it never is.
-
-    Args:
-        curve: tokens and loss of each validation, in order. Between two, the loss is taken to be a straight
-            line.
-            Before the first one nothing is known: a curve that begins below the target reaches it there.
-    """
-    if curve and curve[0][1] <= target:
-        return curve[0][0]
-    for (early, above), (late, below) in pairwise(curve):
-        if below <= target:
-            # After a loss that is not finite there is no line.
-            share = (above - target) / (above - below) if math.isfinite(above) else 1.0
-            return early + (late - early) * share
-    return None

@@ -1,4 +1,4 @@
-"""python -m pretrain.diagnostics: the figures of finished runs are those that the runs measured, and are
+"""head-schedules diagnose: the figures of finished runs are those that the runs measured, and are
 drawn."""
 
 import dataclasses
@@ -8,7 +8,7 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.tokenizer import SentencePieceTokenizer
-from pretrain.diagnostics.command import main
+from pretrain.diagnostics.command import list_runs, main
 from pretrain.diagnostics.comparison import bands, by_group, check_depth, difference, take_last, upper_half
 from pretrain.diagnostics.measure import RunFigures, measure_run, split_run_name
 from pretrain.metrics.file import read_metrics
@@ -70,6 +70,35 @@ def test_the_command_draws_and_prints(runs, tmp_path, capsys):
     kept = json.loads((tmp_path / "out" / "diagnostics.json").read_text())
     assert list(kept) == ["control-s1", "control-s2", "rule-s1", "rule-s2"]
     assert len(kept["rule-s1"]["diagnostics/attention_distance/heads"]) == 4
+
+
+@pytest.mark.slow
+def test_a_folder_of_a_study_stands_for_its_runs(runs, tmp_path, capsys):
+    """Its variants are the groups, and its baseline is theirs; a run without a checkpoint is named."""
+    study = runs[0].parent
+    (study / "study.yaml").write_text("seeds: 2\nbaseline: control\nvariants: {control: {}, rule: {}}\n")
+    names = ["rule-s1", "control-s1", "rule-s2", "control-s2", "rule-s3"]
+    (study / "tasks.txt").write_text("\n".join(names))
+    try:
+        code = main([str(study), "--sequences", "2", "--out", str(tmp_path)])
+    finally:
+        (study / "study.yaml").unlink()
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert "warning: 1 of the study's 5 runs have no checkpoint" in printed.err
+    assert "rule (seeds: 2, step 6)" in printed.out and "control (seeds: 2, step 6)" in printed.out
+    assert list(json.loads((tmp_path / "diagnostics.json").read_text())) == names[:4]
+
+
+def test_a_folder_of_a_study_names_runs_and_baseline_in_its_order(tmp_path, capsys):
+    (tmp_path / "study.yaml").write_text("baseline: b\n")
+    assert main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "has a checkpoint yet; train it: head-schedules study run" in error and error.count("\n") == 1
+    (tmp_path / "tasks.txt").write_text("b-s2\na-s1\nb-s1\n")
+    for name in ("a-s1", "b-s1", "b-s2"):
+        (tmp_path / name / "checkpoints" / "step_000006").mkdir(parents=True)
+    assert list_runs(tmp_path) == ([tmp_path / name for name in ("b-s2", "a-s1", "b-s1")], "b")
 
 
 @pytest.mark.slow

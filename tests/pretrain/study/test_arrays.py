@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pretrain.study.arrays import PRODUCTS, compute_strength, full_factorial, orthogonal_array
+from pretrain.study.arrays import PRODUCTS, compute_strength, orthogonal_array
 from tests.helpers.refusals import refused
 
 ARRAYS = [
@@ -42,10 +42,6 @@ def test_strength_of_arrays_that_are_not_balanced():
     assert compute_strength(np.array([[0, 0], [1, 1]]), [2, 2]) == 1
     assert compute_strength(np.array([[0, 0], [0, 1], [1, 0]]), [2, 2]) == 0
     assert compute_strength(np.array([[0, 0], [1, 1], [0, 0], [1, 1]]), [2, 3]) == 0  # a level is missing
-
-
-def test_all_combinations():
-    assert full_factorial([2, 3]).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
 
 
 @pytest.mark.parametrize("order", PRODUCTS)

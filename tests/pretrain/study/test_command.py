@@ -14,7 +14,6 @@ from pretrain.study.command import main
 from pretrain.study.planning import parse_study
 from pretrain.study.running import run, slurm
 from pretrain.study.running.scheduler import write_study
-from pretrain.study.running.slurm import format_array
 from tests.pretrain.study.running.test_scheduler import TEXT
 
 
@@ -24,12 +23,6 @@ def file(tmp_path, monkeypatch):
     path = tmp_path / "three.yaml"
     path.write_text(TEXT)
     return str(path)
-
-
-def test_list_names_the_studies(capsys):
-    assert main(["list"]) == 0
-    text = capsys.readouterr().out
-    assert "direction-small" in text and "2 CPU cores" in text
 
 
 def test_a_flag_of_another_command_is_refused_with_the_commands_that_have_it(capsys):
@@ -88,11 +81,6 @@ def test_jobs_of_pilots_are_named_after_their_study(file, capsys, tmp_path):
         (folder / "study.yaml").write_text(TEXT)
     ((_, name, *_),) = submitted(["runs/tuned/pilot"], capsys)
     assert name == "--job-name=tuned-pilot"
-
-
-def test_arrays_are_short():
-    assert format_array([0, 1, 2, 3]) == "0-3"
-    assert format_array([0, 2, 3, 4, 9, 10], 4) == "0,2-4,9-10%4"
 
 
 def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):
@@ -244,15 +232,6 @@ def test_bad_input_is_one_line(file, capsys, monkeypatch, arguments, said):
     assert main(arguments.replace("FILE", file).split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize("place", ["latin.yaml", "old/study.yaml"])
-def test_a_study_that_is_not_utf_8_is_one_line(tmp_path, monkeypatch, capsys, place):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old").mkdir()
-    (tmp_path / place).write_bytes(TEXT.replace("recipe", "title: \u00fc\nrecipe", 1).encode("latin-1"))
-    assert main(["list", place.removesuffix("/study.yaml")]) == 2
-    assert capsys.readouterr().err == f"error: study: {place} is not UTF-8 text\n"
 
 
 def test_without_sbatch(file, capsys, monkeypatch):

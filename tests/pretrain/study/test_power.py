@@ -9,7 +9,8 @@ import pytest
 
 from model.errors import UserError
 from pretrain.study.planning import parse_study
-from pretrain.study.power import Question, pilot_spread, power_lines, speed
+from pretrain.study.power import Question, pilot_differences, power_lines, speed
+from pretrain.study.statistics.paired import pooled_sd
 from pretrain.study.summaries import View
 from tests.helpers.planted_runs import result
 
@@ -69,33 +70,15 @@ def asked(pilot, text=None, **question):
 # ---------------------------------------------------------------------- spread
 
 
-def test_the_spread(pilot):
-    found = pilot_spread(pilot)
-    assert found.sd == pytest.approx(SD) and found.pairs == 6
-
-
 def test_pairs_of_other_seeds_and_losses_that_are_not_finite_are_left_out_and_said(tmp_path):
     pilot = planted(tmp_path / "pilot", losses=LOSSES | {"prism": [3.99, math.nan, 4.28]})
-    found = pilot_spread(pilot)
+    groups, notes = pilot_differences(pilot)
     squares = 0.005**2 * 2 + (0.04 - 0.08 / 3) ** 2 + (0.03 - 0.08 / 3) ** 2 + (0.01 - 0.08 / 3) ** 2
-    assert found.sd == pytest.approx((squares / 3) ** 0.5) and found.pairs == 5
-    assert found.notes == (
+    assert pooled_sd(groups) == pytest.approx((squares / 3) ** 0.5) and list(map(len, groups)) == [2, 3]
+    assert notes == [
         "prism: 1 pairs left out: not finite numbers",
         "again is not in the spread: its seeds are not those of uniform",
-    )
-
-
-def test_variants_are_compared_with_what_they_name(tmp_path):
-    text = """
-settings: {steps: 50}
-recipe: micro
-seeds: 2
-baseline: a
-variants: {a: {heads: 8x4}, b: {heads: 4x4}, c: {heads: 2x4, against: b}}
-"""
-    pilot = planted(tmp_path / "two", text, {"a": [1.0, 2.0], "b": [5.0, 6.2], "c": [0.0, 1.5]})
-    # b - a is 4.0, 4.2, c - b is -5.0, -4.7; half the squared distance of two differences is their variance.
-    assert pilot_spread(pilot).sd == pytest.approx(((0.2**2 / 2 + 0.3**2 / 2) / 2) ** 0.5)
+    ]
 
 
 # ---------------------------------------------------------------------- costs
@@ -127,18 +110,13 @@ def test_the_lines(pilot):
     lines = asked(pilot)
     total = sum(run.flops for run in pilot.study.runs)  # 12 runs of 30 s
     assert lines[:4] == [
-        "spread   sd 0.0129 of paired differences of val_loss, from 6 pairs of 2 variants in "
+        f"spread   sd {SD:.3g} of paired differences of val_loss, from 6 pairs of 2 variants in "
         f"{pilot.study.folder}",
         "needed   6 seeds to find 0.02 with a power of 80%, by a two-sided paired t-test at 5 %",
         f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s as the pilot",
         f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s as the pilot",
     ]
     assert any(line.startswith("cost     4.23e+11 FLOPs a run") for line in lines)
-
-
-def test_a_stated_spread_comes_before_the_pilots(pilot):
-    lines = asked(pilot, sd=0.001)
-    assert lines[0] == "spread   sd 0.001 of paired differences of val_loss, as stated"
 
 
 def test_the_question_comes_before_the_study(pilot):

@@ -9,7 +9,6 @@ import yaml
 from scipy.stats import ttest_1samp
 
 from pretrain.study.command import main
-from pretrain.study.report.page import describe_intervals
 from tests.helpers.planted_runs import plant
 from tests.pretrain.study.report.conftest import planted, rows_of, small_study, view
 
@@ -55,16 +54,6 @@ def test_a_seed_counts_when_all_its_runs_are_finished():
     assert list(order) == [1, 2] and list(by_width) == [1] and by_width.interval is None
 
 
-def test_the_table():
-    found = view(study_of(), loss, without=("two-rising-s2",))
-    rows = rows_of(found, "contrasts")
-    assert list(rows) == ["order", "order by width"]
-    assert rows["order"]["of"] == "one.rising - one.falling" and rows["order"]["seeds"] == "3 of 3"
-    assert rows["order"]["mean [95 % interval]"] == "-0.0333 [-0.0713, +0.0046]"
-    none = view(study_of(), loss, without=[run.name for run in study_of().runs if "rising" in run.variant])
-    assert {row["seeds"] for row in rows_of(none, "contrasts").values()} == {"0 of 3"}
-
-
 def test_p_is_adjusted_for_the_primary_ones_alone():
     both = view(study_of(), loss).contrasted
     ps = [ttest_1samp(list(each.values.values()), 0).pvalue for each in both]
@@ -77,22 +66,16 @@ def test_p_is_adjusted_for_the_primary_ones_alone():
     assert [each.adjusted for each in view(study, loss).contrasted] == [None, pytest.approx(ps[1])]
 
 
-def test_they_are_among_the_intervals_that_are_counted():
-    assert describe_intervals(view(study_of(), loss)).startswith("0 of 6 intervals exclude zero. ")
-
-
-def test_another_text_is_left_out_with_the_reason():
-    found = view(study_of(), loss, data=of_two({"data": [("deadbeef", "1")]}))
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [({"data": [("deadbeef", "1")]}, "64 windows of c0ffee00 x 1"), ({"tokenizer": "other"}, "0f0f")],
+)
+def test_another_text_or_tokenizer_is_left_out_with_the_reason(data, named):
+    found = view(study_of(), loss, data=of_two(data))
     order, by_width = found.contrasted
     assert order.values and not by_width.values
-    (note,) = found.caveats
-    assert note.startswith("contrast order by width: several texts or tokenizers: 64 windows of c0ffee00 x 1")
-
-
-def test_other_tokenizers_are_left_out_with_the_reason():
-    found = view(study_of(), loss, data=of_two({"tokenizer": "other"}))
-    order, by_width = found.contrasted
-    assert order.values and not by_width.values and "several texts or tokenizers: 0f0f" in by_width.left_out
+    said = f"contrast order by width: several texts or tokenizers: {named}"
+    assert found.caveats[-1].startswith(said)
 
 
 def test_other_seeds_are_said():

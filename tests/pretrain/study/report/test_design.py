@@ -83,11 +83,3 @@ def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
     assert table_of(view, "effects") == []
     said = "No analysis yet: 5 finished runs for 13 coefficients; at least one more is needed."
     assert any(said in line for line in terminal_lines(view))
-
-
-def test_a_fraction_names_what_it_confounds(tmp_path):
-    study = study_in(tmp_path, seeds=1, method="fractional", runs=64)
-    view = build_view(study, planted(study, loss))
-    assert any(
-        "Confounded with heads[0]:heads[1]: heads[2]:heads[3]." in line for line in terminal_lines(view)
-    )

@@ -105,8 +105,6 @@ def test_the_page_begins_with_what_there_is(report):
         "<th>variant",
         "<h2>Runs",
         "<h2>Figures",
-        "<h2>Left out",
-        "Zero-shot scores",
     ]
     places = [report[0].index(part) for part in order]
     assert places == sorted(places)
@@ -164,20 +162,3 @@ def test_a_study_that_has_not_begun_has_a_report(tmp_path):
     page, _ = written_in(tmp_path, {})
     assert "0 of 9 runs are finished" in page and re.search("Not begun: .* and 6 more", page)
     Page(page)
-
-
-def test_a_run_that_diverged_is_in_the_report(tmp_path):
-    _, numbers = written_in(tmp_path, FINALS | {"rising-s2": float("inf")})
-    rising = numbers["results"][1]
-    assert rising["values"]["values"]["2"] == "Infinity" and rising["differences"]["interval"] is None
-
-
-def test_a_figure_that_is_no_number_is_refused(tmp_path):
-    study = study_in(tmp_path, seeds=1)
-    for found in planted(study, FINALS):
-        found.rows[2]["val_loss"] = "a third"
-        plant(found)
-    with pytest.raises(
-        UserError, match=r"metrics.jsonl.*line 3: val_loss: 'a third' is not valid; give a number"
-    ):
-        load_results(study)

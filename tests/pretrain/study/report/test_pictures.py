@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import contextmanager
 
 import pytest
-from PIL import Image
 
 from model.errors import UserError
 from pretrain.study.costs import head_history, training_flops
-from pretrain.study.report import drawing, pictures
+from pretrain.study.report import pictures
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.tuning import Tuned, write_tuned
 from tests.helpers.planted_runs import result
@@ -25,7 +23,7 @@ LAYERS = 4
 @contextmanager
 def keeping_figures():
     """Yield a dict that gets every figure that is drawn, by its file's stem."""
-    made, original = {}, drawing.save_figure
+    made, original = {}, pictures.save_figure
 
     @contextmanager
     def kept(path, *arguments, **options):
@@ -34,7 +32,7 @@ def keeping_figures():
             yield figure, axes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "save_figure", kept)
+        patch.setattr(pictures, "save_figure", kept)
         yield made
 
 
@@ -63,10 +61,10 @@ def grown_view():
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """The pictures of full_view: their folder, what draw_all returns, and every figure."""
-    folder = tmp_path_factory.mktemp("report")
+    """Every figure of full_view."""
     with keeping_figures() as made:
-        return folder, draw_all(full_view(), folder), made
+        draw_all(full_view(), tmp_path_factory.mktemp("report"))
+        return made
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +79,8 @@ def places(line):
     return dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
-def test_every_picture_is_drawn_and_is_a_png(drawn):
-    folder, found, _ = drawn
-    # No heads grow, nothing was tuned, and there is a baseline.
-    assert {name for name, path in found.items() if path} == {"results", "training_flops"}
-    assert {path for path in found.values() if path} == set(folder.iterdir())
-    for path in folder.iterdir():
-        with Image.open(path) as image:
-            image.load()
-            assert image.format == "PNG" and min(image.size) > 200
-
-
 def test_the_forest_shows_every_pair_and_the_interval(drawn):
-    values, axis = drawn[2]["results"].axes
+    values, axis = drawn["results"].axes
     labels = ["validation loss (nats)", "Δ validation loss (nats); lower is better"]
     assert [values.get_xlabel(), axis.get_xlabel()] == labels
     rows = [label.get_text() for label in values.get_yticklabels()]
@@ -116,20 +103,11 @@ def test_the_forest_shows_every_pair_and_the_interval(drawn):
     assert (low, high) == pytest.approx((summary.differences.interval.low, summary.differences.interval.high))
 
 
-def test_the_effect_is_drawn_in_its_own_unit_alone(tmp_path):
-    in_nats = full_view()
-    in_bits = dataclasses.replace(in_nats, measure="val_bpb")
-    with keeping_figures() as made:
-        for name, found in (("nats", in_nats), ("bits", in_bits)):
-            pictures.draw_forest(found, tmp_path / f"{name}.png")
-    assert [len(made[name].axes[1].patches) for name in ("nats", "bits")] == [1, 0]
-
-
 def test_pictures_without_figures_are_left_out(tmp_path):
     (tmp_path / "training_flops.png").write_bytes(b"of an earlier report")
     variants = {"control": {}, "slow": {"lr_rules": ["upper_qk"]}}
     drawn = draw_all(view(small_study(baseline="control", variants=variants), lambda run: 3.5), tmp_path)
-    assert {name for name, path in drawn.items() if path} == {"results"}
+    assert set(drawn) == {"results"}
     assert {path.name for path in tmp_path.iterdir()} == {"results.png"}
 
 
@@ -167,14 +145,6 @@ def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
     assert training_flops(result(found.study.runs[0], [])) is None  # without a checkpoint
 
 
-def test_costs_of_every_run_and_every_mean_are_drawn(grown):
-    (axis,) = grown["training_flops"].axes
-    lines = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axis.lines]
-    assert [len(line) for line in lines] == [2, 1, 2, 1]  # the runs of each variant and their mean
-    assert [y for _, y in lines[2]] == pytest.approx([3.51, 3.52]) and lines[3][0][1] == pytest.approx(3.515)
-    assert lines[2][0][0] < lines[0][0][0]
-
-
 def test_curves_of_pilots_and_what_they_chose(tmp_path):
     settings = {"steps": 80, "global_batch_tokens": 512}
     variants = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
@@ -186,7 +156,7 @@ def test_curves_of_pilots_and_what_they_chose(tmp_path):
     study = small_study(tmp_path, **values)
     with keeping_figures() as made:
         found = draw_all(view(study, {}), tmp_path)
-    assert found["tuned"] is not None
+    assert "tuned" in found
     (axis,) = made["tuned"].axes
     curve, chosen = axis.lines[:2]
     assert places(curve) == {1e-3: 4.1, 2e-3: 4.0}  # the failed one is left out

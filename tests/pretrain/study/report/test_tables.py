@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean, stdev
-
-import pytest
-from scipy.stats import nct, t
+from statistics import fmean
 
 from pretrain.study.report.page import describe_opening
 from pretrain.study.report.tables import NOTHING
@@ -41,8 +38,6 @@ def test_the_main_table_by_hand():
     assert rows["rising"][SPREAD] == "3.4900 ± 0.0557"  # of 3.48, 3.55, 3.44
     assert rows["rising"]["heads"] == "2,4,8x2" and rows["rising"]["runs"] == "3 of 3"
     assert rows["rising"]["pairs"] == "3"
-    # Rows at 10, 20, … 80 steps have 9,100 … 9,800 tokens/s; the later half 9,500 … 9,800.
-    assert rows["rising"]["tokens/s"] == "9,650"
     # prism-micro with 2,048 rows: the embedding, four layers of 4 d² + 3 d f and two norms, the last norm.
     parameters = 2048 * 128 + 4 * (4 * 128**2 + 3 * 128 * 384) + 9 * 128
     per_token = 6 * (4 * (4 * 128**2 + 3 * 128 * 384) + 2048 * 128) + 12 * 4 * 256 * 128
@@ -51,13 +46,6 @@ def test_the_main_table_by_hand():
     baseline = rows["uniform (baseline)"]
     assert baseline[SPREAD] == "3.5100 ± 0.0458"
     assert baseline[GAP] == baseline["pairs"] == baseline["detectable Δ"] == NOTHING
-
-
-def test_the_detectable_difference_is_found_four_times_out_of_five():
-    for summary in finished().compared:
-        shift = summary.differences.detectable / stdev(summary.differences.values()) * math.sqrt(3)
-        limit = t.ppf(0.975, 2)
-        assert nct.sf(limit, 2, shift) + nct.cdf(-limit, 2, shift) == pytest.approx(0.8, abs=1e-6)
 
 
 def test_missing_runs_are_shown_and_never_filled_in(tmp_path):
@@ -115,12 +103,6 @@ def test_scores_are_those_that_were_measured():
     ]
 
 
-def test_higher_accuracy_is_better():
-    study = three(measure="val_accuracy", recipe="classification", settings={"steps": 80})
-    found = view(study, FINALS, more=lambda run: {"val_accuracy": 0.5 + 0.01 * run.seed})
-    assert found.better == "higher" and "share of examples" in found.value
-
-
 def test_grown_heads_are_those_of_the_end():
     variants = {"uniform": {"heads": "8x4"}, "grown": {"growth": {"criterion": "incrt", "maximum": 8}}}
     study = three(variants=variants)
@@ -140,12 +122,3 @@ def test_a_run_that_diverged_leaves_no_interval():
     row = rows_of(found)["rising"]
     assert row[SPREAD] == "not finite ± not finite" and row[GAP] == "not finite"
     assert rows_of(found, "runs")["rising-s2"]["result"] == "not finite"
-
-
-def test_a_factor_beside_variants_pairs_within_its_levels():
-    vary = {"scale": {"scaled": {}, "published": {"architecture": {"attention_scale": "none"}}}}
-    study = small_study(seeds=2, baseline="uniform", variants=VARIANTS, vary=vary)
-    finals = {run.name: 3.6 if "rising" in run.variant else 3.5 for run in study.runs}
-    rows = rows_of(view(study, finals | {"published-rising-s1": 4.0}))
-    assert rows["scaled.rising"][GAP].startswith("+0.1000")
-    assert rows["published.rising"][GAP].startswith("+0.3000")

@@ -130,23 +130,6 @@ def test_a_run_that_pauses_by_itself_goes_on(study, stand_in, monkeypatch):
     assert session(study)[0] == 6 and [name for name, *_ in began].count("prism-s1") == 3
 
 
-def test_a_run_that_pauses_without_a_step_has_failed(study, monkeypatch, tmp_path):
-    pausing = [sys.executable, "-c", "raise SystemExit(75)"]
-    monkeypatch.setattr(scheduler, "run_command_line", lambda *given: (pausing, {}))
-    finished, failed, _ = session(study, parallel=3)
-    assert finished == 0 and len(failed) == 6
-
-
-def test_progress_says_how_much_time_is_left(study, stand_in, tmp_path, monkeypatch):
-    stand_in(every="--seconds 0.05")
-    monkeypatch.setattr(scheduler.Scheduler.__init__, "__defaults__", (None, 0.2))
-    text = session(study)[2]
-    lines = [line for line in text.splitlines() if line.startswith("progress")]
-    shares = [float(line.split()[1].rstrip("%")) for line in lines]
-    assert len(lines) > 2 and shares == sorted(shares)
-    assert any("left; running: " in line for line in lines)
-
-
 def test_a_machine_is_shared():
     assert [slot.threads for slot in slots(2, [], 8)] == [4, 4]
     assert slots(1, [], 8)[0].threads is None

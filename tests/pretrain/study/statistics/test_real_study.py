@@ -102,7 +102,7 @@ def test_every_share_of_the_variance_is_one_of_squared_differences_of_means(effe
     rows = np.array([effects.design.rows[variant] for variant in effects.values])
     losses = np.array([by_seed[301] for by_seed in effects.values.values()])
     total, mean = np.sum((losses - losses.mean()) ** 2), losses.mean()
-    shares = {line.term: line.share for line in effects.variance}
+    shares = {line["term"]: line["share"] for line in effects.variance}
     names = list(effects.design.levels)
     of_factor = [
         [losses[rows[:, factor] == level].mean() for level in range(LEVELS)] for factor in range(FACTORS)
@@ -118,17 +118,3 @@ def test_every_share_of_the_variance_is_one_of_squared_differences_of_means(effe
         )
         assert shares[f"{names[one]}:{names[other]}"] == pytest.approx(squares / total, abs=1e-10)
     assert sum(shares.values()) == pytest.approx(1, abs=1e-10)
-
-
-def test_predictions_are_sums_of_effects(effects):
-    """Of the additive model, with 256 runs of a balanced array."""
-    rows = np.array([effects.design.rows[variant] for variant in effects.values])
-    losses = np.array([by_seed[301] for by_seed in effects.values.values()])
-    mean = losses.mean()
-    for found in effects.predictions:
-        levels = [
-            labels.index(level)
-            for labels, level in zip(effects.design.levels.values(), found.levels, strict=True)
-        ]
-        own = [losses[rows[:, factor] == level].mean() - mean for factor, level in enumerate(levels)]
-        assert found.estimate.value == pytest.approx(mean + sum(own), abs=1e-10)
