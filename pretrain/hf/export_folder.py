@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from model.config import ModelConfig
 from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
@@ -44,19 +46,23 @@ def export_run(
     dtype: str,
     overwrite: bool,
     license_name: str | None,
+    fold: bool = False,
 ) -> None:
     """Write *source* to the folder *out* in a Hugging Face format and compare its logits with our model's.
 
     Prints what was done. Memory: the weights in fp32, beside them those of the folder as far as they are no
     plain copies (another dtype, GPT-2, padded Llama); later the loaded folder alone.
 
+    Args:
+        fold: put the divisor of the logits into the LM head's weights.
+
     Raises:
-        UserError: the format cannot hold the model, *out* exists or cannot be written, or the logits differ.
-            *out* is then as it was before.
+        UserError: the format cannot hold the model, it has nothing to fold, *out* exists or cannot be
+            written, or the logits differ. *out* is then as it was before.
     """
     check_variables("hub")  # transformers copies the folder's code there
     source.refuse_classifier("exported: the formats here are those of language models")
-    model, tokenizer = source.model, source.tokenizer
+    model, tokenizer = fold_divisor(source.model) if fold else source.model, source.tokenizer
     torch_dtype = DTYPES[dtype]
     chosen = choose_format(model, format)
     config = folder_config(model, chosen, special_ids(tokenizer.end_of_document) | {"dtype": torch_dtype})
@@ -68,10 +74,16 @@ def export_run(
         network = source.load_model()
         reference = our_logits(network, tokens)
         print(log_line("writing", f"{name}, {dtype}"))
-        weights = folder_weights(model, chosen, list_parameters(network))
+        parameters = list_parameters(network)
+        if fold:
+            ratio = source.model.width_ratio
+            parameters["output.weight"] /= ratio
+            exact = "exact: a power of two" if math.frexp(ratio)[0] == 0.5 else "each weight is rounded"
+            print(log_line("folded", f"the LM head's weights are divided by {ratio:.6g} ({exact})"))
+        weights = folder_weights(model, chosen, parameters)
         size = sum(weight.numel() for weight in weights.values())
         write_weights(partial, weights, torch_dtype)
-        del network, weights  # before the written folder is loaded
+        del network, parameters, weights  # before the written folder is loaded
         return_memory()
         write_description(partial, config)
         write_tokenizer(tokenizer, partial, model.context_length)
@@ -88,11 +100,42 @@ def export_run(
             )
             print(log_line("padding", padding))
             comparison += f"; {padding}"
-        card = model_card(source, config, comparison, out.name, license_name)
+        if note := describe_head(model):
+            print(log_line("note", note))
+        card = model_card(source, model, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         list_files(partial)
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(log_line("ready", f"{escape_controls(str(out))}: {name}; {code}"))
+
+
+def fold_divisor(model: ModelConfig) -> ModelConfig:
+    """The model whose LM head holds the divisor of the logits in its weights.
+
+    Raises:
+        UserError: there is no divisor, or the LM head is the token embedding.
+    """
+    if model.width_ratio == 1:
+        raise UserError("fold: this model's logits have no divisor; leave it out")
+    if model.tie_embeddings:
+        raise UserError(
+            "fold: the LM head is the token embedding (tie_embeddings true), which the divisor would change; "
+            "leave it out: config.json has logit_scale"
+        )
+    return model.replace(parametrization="standard", base_width=None)
+
+
+def describe_head(model: ModelConfig) -> str:
+    """What programs that call the LM head themselves must do with its logits; empty: nothing."""
+    scaled, cap = model.width_ratio != 1, model.logit_softcap
+    steps = [f"multiplied by {1 / model.width_ratio:.6g} (logit_scale)"] if scaled else []
+    steps += [f"capped at {cap:g} (final_logit_softcapping)"] if cap is not None else []
+    if not steps:
+        return ""
+    note = f"logits are {', then '.join(steps)}: a server must do it as config.json says"
+    if len(steps) == 2:
+        note += "; vLLM caps first, and its logits differ" + ("" if model.tie_embeddings else ": give --fold")
+    return note
 
 
 def list_parameters(network: Transformer) -> dict[str, Tensor]:
