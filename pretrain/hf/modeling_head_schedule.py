@@ -452,7 +452,7 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         )
         hidden_states = keep_positions(outputs.last_hidden_state, logits_to_keep)
         scale, cap = self.config.logit_scale, self.config.final_logit_softcapping
-        if scale != 1:
+        if scale is not None and scale != 1:
             # The training network divides what its LM head reads; a factor on the logits would round
             # differently.
             hidden_states = hidden_states / (1 / scale)
