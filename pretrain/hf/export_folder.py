@@ -22,7 +22,7 @@ from pretrain.hf.config_file import Format
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
-from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
+from pretrain.hf.tokenizer_files import check_tokenizer, describe_conventions, write_tokenizer
 from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from pretrain.run.saved import SavedRun
 from pretrain.utils.env_check import check_variables
@@ -31,12 +31,6 @@ from pretrain.utils.malloc import return_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
-_TOKENIZER_TEXTS = (
-    "  two  spaces\n\n\ttabs\r\n",
-    "▁ U+2581 ▁▁",
-    "naïve 日本語 \N{GRINNING FACE}",
-    " " * 33 + "x" + "\n" * 9,
-)
 
 
 def export_run(
@@ -87,8 +81,10 @@ def export_run(
         return_memory()
         write_description(partial, config)
         write_tokenizer(tokenizer, partial, model.context_length)
-        compared_ids = check_tokenizer(partial, tokenizer, _texts())
+        compared_ids, notes = check_tokenizer(partial, tokenizer, _texts())
         print(log_line("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
+        for note in (*describe_conventions(tokenizer, partial), *notes):
+            print(log_line("note", note))
         print(log_line("checking", f"{WINDOWS} x {length} tokens: {text}"))
         theirs = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32, trust_remote_code=True)
         comparison = compare(reference, their_logits(theirs.eval(), tokens), torch_dtype)
@@ -181,8 +177,7 @@ def write_description(folder: Path, config: Any) -> None:
 
 
 def _texts() -> Iterator[str]:
-    """Texts on which the tokenizers are compared: awkward ones, and a few real documents."""
-    yield from _TOKENIZER_TEXTS
+    """A few real documents, on which the tokenizers are compared."""
     characters = 0
     for document in BuiltinCorpus().documents():
         yield document.text
