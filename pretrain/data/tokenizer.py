@@ -83,7 +83,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def special_texts(self) -> list[str]:
-        """Texts of tokens that stand for no text, and of added tokens. In a document some libraries take them
+        """Texts of the tokens that stand for no text: control strings. In a document some libraries take them
         for these tokens, others for text."""
 
     def spelled_bytes(self) -> np.ndarray:
@@ -403,7 +403,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._backend.decode(self.encode_batch([text])[0], skip_special_tokens=False)
 
     def special_texts(self) -> list[str]:
-        added = [token.content for token in self._backend.get_added_tokens_decoder().values()]
+        added_tokens = self._backend.get_added_tokens_decoder().values()
+        added = [token.content for token in added_tokens if token.special]
         unknown = getattr(self._backend.model, "unk_token", None)
         return list(dict.fromkeys([*added, self._end_text, *([unknown] if unknown else [])]))
 

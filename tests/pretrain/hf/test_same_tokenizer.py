@@ -105,7 +105,7 @@ def test_a_control_string_that_is_text_for_one_of_them(tmp_path):
     ours.save(tmp_path / "saved")
     assert tokenizer_hash(load_tokenizer(tmp_path / "saved")) == tokenizer_hash(ours)
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"split_special_tokens": "yes"}))
-    with pytest.raises(UserError, match="split_special_tokens in .* is 'yes'; valid: true or false"):
+    with pytest.raises(UserError, match=r"split_special_tokens in .* is 'yes'; valid: true or false"):
         load_tokenizer(folder)
 
 

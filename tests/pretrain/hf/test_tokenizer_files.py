@@ -148,8 +148,8 @@ def test_a_reader_that_cannot_be_right_is_named(tmp_path):
     (tmp_path / "out").mkdir()
     write_tokenizer(tokenizer, tmp_path / "out", 64)
     assert check_tokenizer(tmp_path / "out", tokenizer, [])[1] == [
-        "read by AutoTokenizer, texts with '<|endoftext|>' get other ids than in training; tokenizer.json alone "
-        "gives those of training; an import gives those of training"
+        "read by AutoTokenizer, texts with '<|endoftext|>' get other ids than in training; tokenizer.json "
+        "alone gives those of training; an import gives those of training"
     ]
 
 
