@@ -40,6 +40,9 @@ class ConvertOptions:
     one, else native"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the weights: float32, bfloat16 or float16"""
+    fold: bool = False
+    """put the divisor of a model in mup into the weights of its LM head, for programs that do not read
+    logit_scale; the LM head must not be the token embedding"""
     license: str | None = None
     """name for the model card, such as apache-2.0 (default: none is named)"""
     overwrite: bool = False
@@ -58,6 +61,8 @@ def run_convert(arguments: Sequence[str]) -> None:
     )
     if (options.from_hf is None) == (options.run is None):
         raise UserError("run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both")
+    if options.fold and options.run is None:
+        raise UserError("fold: is for converting a run; leave it out with --from_hf")
     out = output_folder(options.out)
     if options.run is not None:
         require_steps(options.run, options.step)
@@ -79,7 +84,7 @@ def run_convert(arguments: Sequence[str]) -> None:
         from pretrain.hf.export_folder import export_run
         from pretrain.run.saved import SavedRun
 
-        written = out, options.format, options.dtype, options.overwrite, options.license
+        written = out, options.format, options.dtype, options.overwrite, options.license, options.fold
         export_run(SavedRun.open(options.run, options.step), *written)
 
 

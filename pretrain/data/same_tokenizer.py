@@ -10,16 +10,28 @@ from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, Tokenizer, tokenizer_hash
 
+AWKWARD_TEXTS = (
+    "  two  spaces\n\n\ttabs\r\n",
+    "▁ U+2581 ▁▁",
+    "naïve 日本語 \N{GRINNING FACE}",
+    " " * 33 + "x" + "\n" * 9 + "\t" * 5 + " " * 257,
+    "e\u0301 \u00e9 \u212b \ufb01 \uff21",  # which normalization changes
+    "\u00a0\u3000\u200b\u200d\u2028\u0085\ufeff\ufffd",
+    "\0 a\0b \x1b\x7f \U0010ffff \ue000",
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \u0e2a\u0e27\u0e31",
+    "<0x41> <s></s> [UNK] [CLS] <pad> <|im_start|>",
+    "DON'T don't 1234567 1,000.50",
+)
+"""What tokenizers of one vocabulary may read differently, beside each other's special texts."""
+
 
 def tokenizer_difference(one: Tokenizer, other: Tokenizer) -> str | None:
     """Name what gives *other* different ids than *one*; None when they give the same.
 
-    Files need not be equal: transformers writes a tokenizer anew with a post-processor, and lists special
+    Files need not be equal: transformers writes a tokenizer again with a post-processor, and lists special
     tokens of the vocabulary as added ones; a SentencePiece model may have become a ``tokenizer.json``. Only
-    what turns text into ids
-    is compared: vocabulary, merges, the steps before them, and the end-of-document token. Whether a special
-        token that
-    is spelled out in a text becomes that token makes no difference: every id means the same.
+    what turns text into ids is compared: vocabulary, merges, the steps before them, the end-of-document
+    token, and the ids of awkward texts and of every special text.
     """
     if tokenizer_hash(one) == tokenizer_hash(other):
         return None
@@ -29,7 +41,21 @@ def tokenizer_difference(one: Tokenizer, other: Tokenizer) -> str | None:
         for part in dict.fromkeys([*definition, *other_definition])
         if definition.get(part) != other_definition.get(part)
     ]
-    return f"different {', '.join(parts)}" if parts else None
+    if parts:
+        return f"different {', '.join(parts)}"
+    specials = dict.fromkeys([*one.special_texts(), *other.special_texts()])
+    for text in specials:
+        if any(one.encode(each) != other.encode(each) for each in (text, put_inside(text))):
+            return f"different ids for texts that contain {text!r:.80}"
+    for text in AWKWARD_TEXTS:
+        if one.encode(text) != other.encode(text):
+            return f"different ids for {text!r:.80}"
+    return None
+
+
+def put_inside(special: str) -> str:
+    """A text with the special text in it, beside letters, spaces and itself."""
+    return f"a{special} {special}{special}\n b {special}"
 
 
 def _definition(tokenizer: Tokenizer) -> dict[str, Any]:

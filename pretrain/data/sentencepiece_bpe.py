@@ -13,7 +13,8 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
 
     With real spaces no replacement of U+2581 is needed, and a U+2581 in the text is spelled in bytes, as the
     run's tokenizer does it. SentencePiece joins the neighbours whose joined piece has the best score; here
-    every way to split a piece is a merge, in the order of the joined pieces' scores.
+    every way to split a piece is a merge, in the order of the joined pieces' scores. Control pieces are in
+    the vocabulary, but are no added tokens: spelled out in a text they are text, as for SentencePiece.
 
     Raises:
         UserError: the model is not BPE, changes its text before splitting it, or has no byte pieces.
@@ -35,12 +36,10 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
         )
     kinds = type(proto.pieces[0])
     vocabulary: dict[str, int] = {}
-    special, scored_pieces = [], []
+    scored_pieces = []
     for token, piece in enumerate(proto.pieces):
         text = piece.piece
-        if piece.type in (kinds.CONTROL, kinds.UNKNOWN):
-            special.append(text)
-        elif piece.type != kinds.BYTE:
+        if piece.type not in (kinds.CONTROL, kinds.UNKNOWN, kinds.BYTE):
             text = text.replace(SPACE_MARK, " ")
             scored_pieces.append((text, piece.score))
         vocabulary[text] = token
@@ -55,8 +54,5 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
     )
     backend.decoder = tokenizers.decoders.Sequence(
         [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
-    )
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(text, special=True, normalized=False) for text in special]
     )
     return backend

@@ -81,6 +81,11 @@ class Tokenizer(ABC):
         """What the ids of *text* spell: *text*, unless the tokenizer changes it. Special tokens that it
         spells out are part of it."""
 
+    @abstractmethod
+    def special_texts(self) -> list[str]:
+        """Texts of the tokens that stand for no text: control strings. In a document some libraries take them
+        for these tokens, others for text."""
+
     def spelled_bytes(self) -> np.ndarray:
         """token_bytes, but of special tokens that can be spelled out in a text the bytes of that, int64
         [vocab_size]."""
@@ -219,6 +224,12 @@ class SentencePieceTokenizer(Tokenizer):
     def read_back(self, text: str) -> str:
         return self.decode(self.encode(text))
 
+    def special_texts(self) -> list[str]:
+        processor = self._processor
+        kinds = (processor.is_control, processor.is_unknown)
+        pieces = range(self.vocab_size)
+        return [processor.id_to_piece(piece) for piece in pieces if any(kind(piece) for kind in kinds)]
+
     def _count_bytes(self) -> np.ndarray:
         processor = self._processor
         sizes = np.zeros(self.vocab_size, np.int64)
@@ -284,12 +295,16 @@ def _training_problem(error: Exception) -> str:
 class HuggingFaceTokenizer(Tokenizer):
     """A Hugging Face tokenizer, run by the ``tokenizers`` library: the ids are the library's own.
 
-    Special tokens spelled out in the text are taken as such, if the tokenizer has them as added tokens.
+    Special tokens spelled out in the text are taken as such, if the tokenizer has them as added tokens and
+    does not say ``split_special_tokens``.
     """
 
-    def __init__(self, backend: Any, name: str, end_of_document: str | None = None) -> None:
+    def __init__(
+        self, backend: Any, name: str, end_of_document: str | None = None, split_special_tokens: bool = False
+    ) -> None:
         self._backend = backend
         self._hash: str | None = None
+        backend.encode_special_tokens = split_special_tokens
         backend.no_padding()
         backend.no_truncation()
         self.name = name
@@ -349,9 +364,14 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"tokenizer: eos_token in {str(file)!r} is {quote(end)}; it must be the text of a token, "
                 "such as </s>"
             )
+        split = config.get("split_special_tokens") or False
+        if not isinstance(split, bool):
+            raise UserError(
+                f"tokenizer: split_special_tokens in {str(file)!r} is {quote(split)}; valid: true or false"
+            )
         own_name = config.get("name_or_path")
         known = own_name if own_name and isinstance(own_name, str) else Path(os.path.realpath(root)).name
-        return cls(backend, name or known, end)
+        return cls(backend, name or known, end, split)
 
     @classmethod
     def from_hub(cls, name: str) -> HuggingFaceTokenizer:
@@ -382,6 +402,12 @@ class HuggingFaceTokenizer(Tokenizer):
     def read_back(self, text: str) -> str:
         return self._backend.decode(self.encode_batch([text])[0], skip_special_tokens=False)
 
+    def special_texts(self) -> list[str]:
+        added_tokens = self._backend.get_added_tokens_decoder().values()
+        added = [token.content for token in added_tokens if token.special]
+        unknown = getattr(self._backend.model, "unk_token", None)
+        return list(dict.fromkeys([*added, self._end_text, *([unknown] if unknown else [])]))
+
     def spelled_bytes(self) -> np.ndarray:
         sizes = self.token_bytes().copy()
         for number, token in self._backend.get_added_tokens_decoder().items():
@@ -398,8 +424,11 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"{definition['model'].get('type')}); valid: byte-level or byte-fallback BPE"
             )
         sizes = np.zeros(self.vocab_size, np.int64)
+        # With bytes for what is not in the vocabulary, no text becomes the unknown token.
+        unknown = definition["model"].get("unk_token") if definition["model"].get("byte_fallback") else None
         for piece, token in self._vocabulary.items():
-            if token == self.end_of_document or (token in added and added[token]["special"]):
+            special = piece == unknown or (token in added and added[token]["special"])
+            if token == self.end_of_document or special:
                 continue
             if byte_level and token not in added:
                 sizes[token] = len(piece)  # one letter of GPT-2's alphabet stands for one byte
@@ -418,6 +447,7 @@ class HuggingFaceTokenizer(Tokenizer):
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self._end_text,
             "name_or_path": self.name,
+            **({"split_special_tokens": True} if self._backend.encode_special_tokens else {}),
         }
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
@@ -428,7 +458,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def content_hash(self) -> str:
         if self._hash is None:  # takes a fifth of a second for GPT-2's, and is called often
             definition = json.dumps(json.loads(self.definition()), sort_keys=True)
-            self._hash = hashlib.sha256(f"{definition}\n{self._end_text}".encode()).hexdigest()
+            split = "\nsplit" if self._backend.encode_special_tokens else ""
+            self._hash = hashlib.sha256(f"{definition}\n{self._end_text}{split}".encode()).hexdigest()
         return self._hash
 
 

@@ -7,6 +7,7 @@ No library reads the file: transformers' own configuration is made from ours
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -16,7 +17,7 @@ from pydantic import Field, create_model
 
 from model.blocks import block
 from model.config import ModelConfig
-from model.declared import STRICT, NonNegativeFloat, from_dict, to_dict
+from model.declared import STRICT, NonNegativeFloat, PositiveFloat, from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import MOST_LAYERS
 from model.schedules import Count, Size
@@ -131,6 +132,7 @@ _OWN: dict[Format, Settings] = {
         "num_attention_heads": (Count, ...),  # 0: a layer without attention
         **dict.fromkeys(("num_key_value_heads", "head_dim"), (Count | None, None)),
         "per_layer_config": (dict[str, dict[LayerSetting, Count | None]] | None, None),
+        "logit_scale": (PositiveFloat | None, None),  # older folders have none
     },
     "llama": _ATTENTION | {"intermediate_size": (Size, ...)},
     # The defaults are those of transformers' class.
@@ -241,6 +243,8 @@ def read_model(folder: str | Path) -> FolderModel:
     given = from_dict(_declaration(chosen), written, where)
     try:
         model = _build_model(given, chosen)
+        if chosen == "native":
+            _check_logit_scale(given.logit_scale, model)
         if scaled:
             named = {ours: written[theirs] for ours, theirs in LLAMA3.items() if theirs in written}
             model = model.replace(rope_scaling={"type": "llama3", **named})
@@ -290,6 +294,15 @@ def _build_model(given: Any, chosen: Format) -> ModelConfig:
         "local_window": local if any(local) else None,
     }
     return _shorten_schedules(block("qwen3" if chosen == "qwen3" else "llama", **values | schedules))
+
+
+def _check_logit_scale(given: float | None, model: ModelConfig) -> None:
+    """Refuse a factor on the logits that is not the one of our network."""
+    ours = 1 / model.width_ratio
+    if given is not None and not math.isclose(given, ours, rel_tol=1e-6):
+        raise UserError(
+            f"logit_scale: {given!r} is not supported with base_width {model.base_width}; valid: {ours!r}"
+        )
 
 
 def _kinds_of_qwen3(given: Any) -> list[str]:

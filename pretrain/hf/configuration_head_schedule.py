@@ -74,11 +74,15 @@ class HeadScheduleConfig(PreTrainedConfig):
     """Factor on the logits, with d_h the layer's own head dim and b attention_scale_base: sqrt_head_dim,
     1/sqrt(d_h); head_dim, sqrt(b)/d_h; constant, 1/sqrt(b); none, 1."""
     attention_scale_base: float | None = None
+    logit_scale: float | None = None
+    """Factor on the logits, before the soft cap; base_width / hidden_size (1 without a base_width) when not
+    given. Named as in Cohere's models; Granite's logits_scaling is a divisor."""
     final_logit_softcapping: float | None = None
-    """c: logits x become c tanh(x / c)."""
+    """c: logits x become c tanh(x / c). Named as in Gemma 2."""
     parametrization: str = "standard"
-    """mup: what the LM head reads is divided by hidden_size / base_width."""
+    """How the model was trained, standard or mup. The forward pass does not read it."""
     base_width: int | None = None
+    """The width whose learning rates a model in mup was trained with. The forward pass does not read it."""
     attention_dropout: float = 0.0
     sliding_window: int | None = None
     """Positions a query of a ``sliding_attention`` layer sees, itself included."""
@@ -98,6 +102,8 @@ class HeadScheduleConfig(PreTrainedConfig):
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.logit_scale is None:
+            self.logit_scale = self.base_width / self.hidden_size if self.base_width else 1.0
         super().__post_init__(**kwargs)
 
 

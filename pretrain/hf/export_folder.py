@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from model.config import ModelConfig
 from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
@@ -20,7 +22,7 @@ from pretrain.hf.config_file import Format
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
-from pretrain.hf.tokenizer_files import check_tokenizer, write_tokenizer
+from pretrain.hf.tokenizer_files import check_tokenizer, describe_conventions, write_tokenizer
 from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from pretrain.run.saved import SavedRun
 from pretrain.utils.env_check import check_variables
@@ -29,12 +31,6 @@ from pretrain.utils.malloc import return_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
-_TOKENIZER_TEXTS = (
-    "  two  spaces\n\n\ttabs\r\n",
-    "▁ U+2581 ▁▁",
-    "naïve 日本語 \N{GRINNING FACE}",
-    " " * 33 + "x" + "\n" * 9,
-)
 
 
 def export_run(
@@ -44,19 +40,23 @@ def export_run(
     dtype: str,
     overwrite: bool,
     license_name: str | None,
+    fold: bool = False,
 ) -> None:
     """Write *source* to the folder *out* in a Hugging Face format and compare its logits with our model's.
 
     Prints what was done. Memory: the weights in fp32, beside them those of the folder as far as they are no
     plain copies (another dtype, GPT-2, padded Llama); later the loaded folder alone.
 
+    Args:
+        fold: put the divisor of the logits into the LM head's weights.
+
     Raises:
-        UserError: the format cannot hold the model, *out* exists or cannot be written, or the logits differ.
-            *out* is then as it was before.
+        UserError: the format cannot hold the model, it has nothing to fold, *out* exists or cannot be
+            written, or the logits differ. *out* is then as it was before.
     """
     check_variables("hub")  # transformers copies the folder's code there
     source.refuse_classifier("exported: the formats here are those of language models")
-    model, tokenizer = source.model, source.tokenizer
+    model, tokenizer = fold_divisor(source.model) if fold else source.model, source.tokenizer
     torch_dtype = DTYPES[dtype]
     chosen = choose_format(model, format)
     config = folder_config(model, chosen, special_ids(tokenizer.end_of_document) | {"dtype": torch_dtype})
@@ -68,15 +68,23 @@ def export_run(
         network = source.load_model()
         reference = our_logits(network, tokens)
         print(log_line("writing", f"{name}, {dtype}"))
-        weights = folder_weights(model, chosen, list_parameters(network))
+        parameters = list_parameters(network)
+        if fold:
+            ratio = source.model.width_ratio
+            parameters["output.weight"] /= ratio
+            exact = "exact: a power of two" if math.frexp(ratio)[0] == 0.5 else "each weight is rounded"
+            print(log_line("folded", f"the LM head's weights are divided by {ratio:.6g} ({exact})"))
+        weights = folder_weights(model, chosen, parameters)
         size = sum(weight.numel() for weight in weights.values())
         write_weights(partial, weights, torch_dtype)
-        del network, weights  # before the written folder is loaded
+        del network, parameters, weights  # before the written folder is loaded
         return_memory()
         write_description(partial, config)
         write_tokenizer(tokenizer, partial, model.context_length)
-        compared_ids = check_tokenizer(partial, tokenizer, _texts())
+        compared_ids, notes = check_tokenizer(partial, tokenizer, _texts())
         print(log_line("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
+        for note in (*describe_conventions(tokenizer, partial), *notes):
+            print(log_line("note", note))
         print(log_line("checking", f"{WINDOWS} x {length} tokens: {text}"))
         theirs = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32, trust_remote_code=True)
         comparison = compare(reference, their_logits(theirs.eval(), tokens), torch_dtype)
@@ -88,11 +96,42 @@ def export_run(
             )
             print(log_line("padding", padding))
             comparison += f"; {padding}"
-        card = model_card(source, config, comparison, out.name, license_name)
+        if note := describe_head(model):
+            print(log_line("note", note))
+        card = model_card(source, model, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         list_files(partial)
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(log_line("ready", f"{escape_controls(str(out))}: {name}; {code}"))
+
+
+def fold_divisor(model: ModelConfig) -> ModelConfig:
+    """The model whose LM head holds the divisor of the logits in its weights.
+
+    Raises:
+        UserError: there is no divisor, or the LM head is the token embedding.
+    """
+    if model.width_ratio == 1:
+        raise UserError("fold: this model's logits have no divisor; leave it out")
+    if model.tie_embeddings:
+        raise UserError(
+            "fold: the LM head is the token embedding (tie_embeddings true), which the divisor would change; "
+            "leave it out: config.json has logit_scale"
+        )
+    return model.replace(parametrization="standard", base_width=None)
+
+
+def describe_head(model: ModelConfig) -> str:
+    """What programs that call the LM head themselves must do with its logits; empty: nothing."""
+    scaled, cap = model.width_ratio != 1, model.logit_softcap
+    steps = [f"multiplied by {1 / model.width_ratio:.6g} (logit_scale)"] if scaled else []
+    steps += [f"capped at {cap:g} (final_logit_softcapping)"] if cap is not None else []
+    if not steps:
+        return ""
+    note = f"logits are {', then '.join(steps)}: a server must do it as config.json says"
+    if len(steps) == 2:
+        note += "; vLLM caps first, and its logits differ" + ("" if model.tie_embeddings else ": give --fold")
+    return note
 
 
 def list_parameters(network: Transformer) -> dict[str, Tensor]:
@@ -138,8 +177,7 @@ def write_description(folder: Path, config: Any) -> None:
 
 
 def _texts() -> Iterator[str]:
-    """Texts on which the tokenizers are compared: awkward ones, and a few real documents."""
-    yield from _TOKENIZER_TEXTS
+    """A few real documents, on which the tokenizers are compared."""
     characters = 0
     for document in BuiltinCorpus().documents():
         yield document.text

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from model.config import ModelConfig
 from pretrain.data.sequences import parse_blend
 from pretrain.run.saved import SavedRun
 
@@ -53,16 +54,22 @@ _DOCUMENT_MASK = (
 
 
 def model_card(
-    source: SavedRun, config: Any, comparison: str, name: str, license_name: str | None = None
+    source: SavedRun,
+    model: ModelConfig,
+    config: Any,
+    comparison: str,
+    name: str,
+    license_name: str | None = None,
 ) -> str:
     """Markdown with a YAML header: what the model is, what it was trained on and for how long, how it was
     checked.
 
     Args:
+        model: of the folder; the run's, or that with a folded divisor.
         config: the transformers configuration of the folder.
         license_name: none is named when it is not given: it is not ours to choose.
     """
-    model, state, run = source.model, source.state, source.state.run
+    state, run = source.state, source.state.run
     native = config.model_type == "head_schedule"
     imported = state.imported or not run
     header = {

@@ -20,14 +20,10 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import (
-    LlamaForCausalLM,
-    apply_rotary_pos_emb,
-    eager_attention_forward,
-)
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_head_schedule import HeadScheduleConfig
@@ -392,26 +388,23 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         return (torch.arange(length, device=inputs_embeds.device) + seen).unsqueeze(0)
 
 
-class HeadScheduleHead(nn.Linear):
-    """The LM head, with the divisor of its inputs and the soft cap that the configuration gives."""
-
-    def __init__(self, config: HeadScheduleConfig) -> None:
-        super().__init__(config.hidden_size, config.vocab_size, bias=False)
-        self.softcap = config.final_logit_softcapping
-        self.ratio = config.hidden_size / config.base_width if config.base_width else 1.0
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., d] -> logits [..., vocabulary]."""
-        logits = super().forward(input if self.ratio == 1 else input / self.ratio)
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+def keep_positions(hidden_states: Tensor, kept: int | Tensor) -> Tensor:
+    """Hidden states [B, T, d] of the last *kept* positions (0: all), at the indices *kept* ([n] or [B, n]),
+    or where a boolean *kept* [B, T] is true, joined to [n, d]."""
+    if isinstance(kept, int):
+        return hidden_states[:, -kept:]
+    if kept.ndim == 1:
+        return hidden_states[:, kept]
+    if kept.dtype == torch.bool:
+        return hidden_states[kept]
+    return hidden_states.take_along_dim(kept[..., None], dim=1)
 
 
 class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
     """The decoder with its LM head, which is the token embedding when ``tie_word_embeddings`` is set.
 
-    ``forward`` is Llama's: token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted)
-    also the mean loss; logits_to_keep is how many positions from the end get logits (0: all), or a tensor of
-    their indices.
+    The LM head is a plain linear layer, which tools may replace, resize or merge into: logit_scale and
+    final_logit_softcapping of the configuration are applied here, as Cohere's and Gemma 2's models do.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -422,7 +415,7 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = HeadScheduleModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = HeadScheduleHead(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @staticmethod
@@ -430,7 +423,54 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         """What generate() calls to make the masks before a compiled forward pass."""
         return create_masks(**kwargs)
 
-    forward = LlamaForCausalLM.forward
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | dict[int | None, Any] | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Token ids [B, T] -> logits [B, T, vocabulary]; with labels [B, T] (not shifted) also the mean loss.
+
+        logits_to_keep is how many positions from the end get logits (0: all), or a tensor as keep_positions
+        takes it.
+        """
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_states = keep_positions(outputs.last_hidden_state, logits_to_keep)
+        scale, cap = self.config.logit_scale, self.config.final_logit_softcapping
+        if scale is not None and scale != 1:
+            # The training network divides what its LM head reads; a factor on the logits would round
+            # differently.
+            hidden_states = hidden_states / (1 / scale)
+        logits = self.lm_head(hidden_states)
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
 
 __all__ = ["HeadScheduleForCausalLM", "HeadScheduleModel", "HeadSchedulePreTrainedModel"]

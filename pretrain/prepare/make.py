@@ -18,7 +18,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,21 @@ class Preparation:
                 tokenizer=TokenizerEntry.from_tokenizer(tokenizer),
                 **written,
             ).write(partial)
+        if line := describe_control_strings(tokenizer, itertools.chain.from_iterable(parts)):
+            self.report(line)
         shutil.rmtree(self.parts_folder, ignore_errors=True)
+
+
+def describe_control_strings(tokenizer: Tokenizer, parts: Iterable[Part]) -> str:
+    """How many documents of *parts* contain control strings, and what became of these; empty: none does."""
+    markers = [part.marker for part in parts]
+    if not (found := sum(marker.with_control_strings for marker in markers)):
+        return ""
+    specials, total = tokenizer.special_texts(), sum(marker.documents for marker in markers)
+    shown = ", ".join(specials[:4]) + (", …" if len(specials) > 4 else "")
+    as_tokens = any(len(tokenizer.encode(text)) == 1 for text in specials)
+    became = "they became these tokens" if as_tokens else "they are kept as text"
+    return f"{found:,} of {total:,} documents contain control strings of the tokenizer ({shown}); {became}"
 
 
 def make_corpus(

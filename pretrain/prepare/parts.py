@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Marker:
     """Of the file of tokens."""
     skipped: dict[str, NonNegativeInt] = field(default_factory=dict)
     """Number of documents left out, by reason."""
+    with_control_strings: NonNegativeInt = 0
+    """Documents whose text contains a control string of the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ def _write_part(
     every batch."""
     dtype, marker, unreturned = token_dtype(tokenizer.vocab_size), part.marker, 0
     skipped: Counter[str] = Counter()
+    control_strings = re.compile("|".join(map(re.escape, tokenizer.special_texts())))
     with contextlib.ExitStack() as opened:
         paths = [opened.enter_context(atomic_file(part.prefix.with_suffix(end))) for end in (".bin", ".docs")]
         streams = [opened.enter_context(path.open("wb")) for path in paths]
@@ -154,6 +158,8 @@ def _write_part(
             documents, left_out = next(upcoming, ([], Counter[str]()))
             marker.last = not documents  # the last batch is empty
             rows, lengths = _rows(documents), list[int]()
+            found = sum(control_strings.search(document.text) is not None for document in documents)
+            marker.with_control_strings += found
             texts = (document.text for document in documents)
             for tokens, some in encode_documents(tokenizer, texts, dtype):
                 streams[0].write(tokens.data)

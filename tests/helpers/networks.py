@@ -71,9 +71,10 @@ CONFIGS: dict[str, ModelConfig] = {
 }
 
 
-def network(name: str, dtype: torch.dtype = torch.float32) -> Transformer:
-    """The network of a config above with weights far from their start, so that every switch shows."""
-    config = CONFIGS[name]
+def network(chosen: str | ModelConfig, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The network of a config (or of one above) with weights far from their start, so that every switch
+    shows."""
+    config = CONFIGS[chosen] if isinstance(chosen, str) else chosen
     result = Transformer(config)
     initialize(result, seed=1)
     generator = torch.Generator().manual_seed(2)

@@ -219,7 +219,7 @@ def test_layers_without_a_part():
         ({"ffn_width": (8, 8)}, "ffn_width: 2 layers given, but heads has 3"),
         ({"ffn_width": (8,)}, "ffn_width: 1 layers given, but heads has 3"),
         ({"rope_base": (8.0,)}, "rope_base: 1 layers given, but heads has 3"),
-        ({"rotary_share": 0.4}, "rotary_share: layer 0 rotates 0.4 of a head dim of 12, 4.8 of its dims; they"),
+        ({"rotary_share": 0.4}, "rotary_share: layer 0 rotates 0.4 of a head dim of 12, 4.8 of its"),
         ({"rotary_share": 1e-11}, "rotary_share: layer 0 rotates 1e-11 of a head dim of 12"),
     ],
 )

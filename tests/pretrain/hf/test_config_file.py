@@ -42,7 +42,7 @@ IDS = "bos_token_id eos_token_id pad_token_id pretraining_tp "
 GPT2_ONLY = "add_cross_attention scale_attn_by_inverse_layer_idx "
 SCHEDULES = "head_dim num_key_value_heads per_layer_config layer_types sliding_window "
 NOTES = "architectures auto_map dtype use_cache transformers_version reorder_and_upcast_attn "
-SWITCHES = "attention_scale_base base_width final_logit_softcapping rotary_scaling "
+SWITCHES = "attention_scale_base base_width final_logit_softcapping logit_scale rotary_scaling "
 # The fields that take a value of the kind; for all others it is refused.
 TAKEN = {
     "null": SCHEDULES + SWITCHES + "n_inner n_ctx rope_parameters " + NOTES + IDS + GPT2_ONLY,
@@ -113,6 +113,20 @@ def test_what_is_read_is_what_transformers_reads(name, tmp_path):
         theirs = classes[chosen].from_pretrained(folder)
         ours = folder_config(described.model, chosen, special_ids(1) | {"dtype": "float32"})
         assert ours.to_json_string() == theirs.to_json_string()
+
+
+def test_the_factor_on_the_logits_is_the_one_of_our_network(tmp_path):
+    folder = write_folder(network("modern"), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for factor in (None, 32 / 48):
+        assert checked(folder, json.dumps(config | {"logit_scale": factor})).model == CONFIGS["modern"]
+    with refused("logit_scale: 0.5 is not supported with base_width 32; valid: 0.666666"):
+        checked(folder, json.dumps(config | {"logit_scale": 0.5}))
+    with refused("logit_scale: 0.5 is not supported with base_width None; valid: 1.0"):
+        checked(
+            folder,
+            json.dumps(config | {"parametrization": "standard", "base_width": None, "logit_scale": 0.5}),
+        )
 
 
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen3ForCausalLM])

@@ -26,7 +26,7 @@ STATES = {
 def card(state, license_name=None, format="native"):
     parts = {"tokenizer": SimpleNamespace(name="its own"), "last_metrics": lambda: {}}
     source = SimpleNamespace(model=MODEL, state=STATES[state], **parts)
-    text = model_card(source, folder_config(MODEL, format, {}), "equal", "name", license_name)
+    text = model_card(source, MODEL, folder_config(MODEL, format, {}), "equal", "name", license_name)
     return yaml.safe_load(text.split("---\n")[1]), text
 
 

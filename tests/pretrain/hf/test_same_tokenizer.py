@@ -94,6 +94,21 @@ def test_what_differs_is_said_in_words(tmp_path, parts, words):
     assert tokenizer_difference(load_tokenizer(folder), change(folder, **parts)) == words
 
 
+def test_a_control_string_that_is_text_for_one_of_them(tmp_path):
+    folder = written_again(byte_level_folder(tmp_path / "files"), tmp_path)
+    ours = load_tokenizer(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"split_special_tokens": False}))
+    other = load_tokenizer(folder)
+    assert tokenizer_hash(other) != tokenizer_hash(ours)
+    assert tokenizer_difference(ours, other) == "different ids for texts that contain '<|endoftext|>'"
+    ours.save(tmp_path / "saved")
+    assert tokenizer_hash(load_tokenizer(tmp_path / "saved")) == tokenizer_hash(ours)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"split_special_tokens": "yes"}))
+    with pytest.raises(UserError, match=r"split_special_tokens in .* is 'yes'; valid: true or false"):
+        load_tokenizer(folder)
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A corpus made with a byte-level tokenizer, and the folder of the same tokenizer saved by

@@ -13,12 +13,13 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
+from pretrain.data.tokenizer import SentencePieceTokenizer, load_tokenizer
 from pretrain.prepare import builtin, make
 from pretrain.prepare.assemble import SPLITS, Selection
 from pretrain.prepare.builtin import prepare_builtin
 from pretrain.prepare.make import make_corpus
-from pretrain.prepare.sources.plain_files import BuiltinCorpus
-from tests.helpers.corpora import contents, texts_of
+from pretrain.prepare.sources.plain_files import BuiltinCorpus, PlainFiles
+from tests.helpers.corpora import TEXTS, byte_level, contents, texts_of
 from tests.helpers.launch import ROOT
 from tests.helpers.small_corpus import SMALL_VOCABULARY, small_source
 
@@ -99,3 +100,25 @@ def test_nothing_heavy_is_imported_before_it_is_needed(module):
     heavy = {"torch", "megatron", "sentencepiece", "tokenizers", "transformers", "datasets", "matplotlib"}
     line = [sys.executable, "-c", f"import sys, pretrain.{module}; print(*{heavy} & sys.modules.keys())"]
     assert subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "\n"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_control_strings_in_documents_are_counted(trained, tmp_path):
+    texts = [
+        f"{text} {more}"
+        for text, more in zip(TEXTS, ["<unk>", "x", "<|endoftext|> <unk>", *"abc"], strict=False)
+    ]
+    files = []
+    for number, text in enumerate(texts):
+        files.append((f"{number}.txt", tmp_path / f"{number}.txt"))
+        files[-1][1].write_text(text)
+    tokenizer = SentencePieceTokenizer.train(TEXTS, 290)
+    if not trained:
+        byte_level(300).save(str(tmp_path / "tokenizer.json"))
+        tokenizer = load_tokenizer(tmp_path)
+    reports: list[str] = []
+    make_corpus(PlainFiles("text", files), tmp_path / "corpus", tokenizer, Selection(0.5), reports.append)
+    found, shown = ("2 of 6", "<unk>, <|endoftext|>") if trained else ("1 of 6", "<|endoftext|>")
+    became = "they are kept as text" if trained else "they became these tokens"
+    line = f"{found} documents contain control strings of the tokenizer ({shown}); {became}"
+    assert reports[-1].replace("<|endoftext|>, <unk>", "<unk>, <|endoftext|>") == line
