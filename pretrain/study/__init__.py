@@ -5,6 +5,12 @@ they left, ``power`` plans how many are needed, and ``report`` shows what they s
 by itself: its folder is an ordinary one, and no code that trains imports this package.
 """
 
-from pretrain.study.planned import Study
+from typing import TYPE_CHECKING
+
+from model.public import make_lazy_getattr
+
+if TYPE_CHECKING:
+    from pretrain.study.notebook import Study
 
 __all__ = ["Study"]
+__getattr__ = make_lazy_getattr(__name__, {"Study": "pretrain.study.notebook"})

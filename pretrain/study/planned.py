@@ -21,7 +21,7 @@ from pretrain.study.settings import Settings, read_settings
 from pretrain.study.tuning import Tuned
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 HIGHER_IS_BETTER = {"val_accuracy"}
 """Measures; of the others lower values are better."""
@@ -155,8 +155,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study file asks for. In a notebook: ``Study.load(NAME)``, then ``plan``, ``run``,
-    ``results``."""
+    """What a study file asks for."""
 
     name: str
     folder: Path
@@ -210,53 +209,3 @@ class Study:
         elsewhere = [] if made or self.folder == Path("runs") / self.name else ["--out", str(self.folder)]
         study = str(self.folder) if made or not self.source else self.source
         return shlex.join(["head-schedules", "study", name, study, *elsewhere])
-
-    # ------------------------------------------------------------------ notebooks
-
-    @classmethod
-    def load(cls, study: str | Path, out: Path | None = None, **settings: Any) -> Study:
-        """The study of a name, a file or a folder that has been run.
-
-        Args:
-            out: the folder of its runs; ``runs/NAME`` by default.
-            settings: replace those of the file, as ``steps=100`` or ``optimizer={"learning_rate": 1e-3}``.
-
-        Raises:
-            UserError: bad input.
-        """
-        from pretrain.study.results import open_study
-
-        return open_study(str(study), out, settings)
-
-    def plan(self) -> pd.DataFrame:
-        """A row for each run: variant, its level of each factor, seed, steps and FLOPs."""
-        import pandas as pd
-
-        rows = [
-            {"run": each.name, "variant": each.variant}
-            | dict(zip(self.levels, each.definition.levels, strict=True))
-            | {"seed": each.seed, "steps": each.run.steps, "flops": each.flops}
-            for each in self.runs
-        ]
-        return pd.DataFrame(rows).set_index("run")
-
-    def run(self, parallel: int = 1) -> int:
-        """Train what is missing, *parallel* runs at a time; the exit code of ``study run``."""
-        from pretrain.study.running.run import run_study
-
-        return run_study(self, parallel)
-
-    def results(self) -> pd.DataFrame:
-        """``plan`` with the state of each run, its result by the study's measure (NaN if it is not finished)
-        and the difference from the run of the same seed that it is compared with."""
-        from pretrain.study.results import load_results
-        from pretrain.study.summaries import build_view
-
-        view, found = build_view(self, load_results(self)), self.plan()
-        for summary in view.summaries:
-            for seed, run in summary.runs.items():
-                row = {"state": run.state, view.measure: summary.values.get(seed)}
-                row["difference"] = summary.differences.get(seed)
-                for name, value in row.items():
-                    found.loc[run.planned.name, name] = value
-        return found
