@@ -18,7 +18,9 @@ from model.errors import UserError, quote, suggest
 
 MULTIPLE = 64
 """Of widths, unless another is given."""
-MOST_WIDTH = 2**31 - 1
+LARGEST_SIZE = 2**31 - 1
+"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found
+quickly."""
 MOST_LAYERS = 10_000
 
 
@@ -56,12 +58,10 @@ def ends(layers: int, share: float = 0.7) -> list[float]:
 
 
 def openelm(layers: int, start: float = 0.5, end: float = 4.0) -> list[float]:
-    """Growing linearly from *start* to *end*, here in units of their mean: OpenELM's scaling of the
-    feed-forward networks (arXiv 2404.14619), which has no equal budget of its own. For heads it has 0.5 to
-    1."""
+    """Growing linearly from *start* to *end*: OpenELM's scaling of the feed-forward networks (arXiv
+    2404.14619), which has no equal budget of its own. For heads it has 0.5 to 1."""
     last = max(1, layers - 1)
-    values = [start + (end - start) * layer / last for layer in range(layers)]
-    return [value * layers / sum(values) for value in values]
+    return _scale_to_mean([start + (end - start) * layer / last for layer in range(layers)])
 
 
 def waist(layers: int, turn: float = 0.75, depth: float = 0.3) -> list[float]:
@@ -73,26 +73,38 @@ def waist(layers: int, turn: float = 0.75, depth: float = 0.3) -> list[float]:
     """
     narrowest = max(1, round(turn * layers))
 
-    def profile(factor: float) -> list[float]:
-        falling = [factor**layer for layer in range(narrowest)]
-        steps = layers - narrowest
-        return falling + [falling[-1] ** (1 - (layer + 1) / steps) for layer in range(steps)]
+    def narrow(factor: float) -> float:
+        values = _cross(layers, narrowest, factor)
+        return min(values) * layers / sum(values)
 
+    return _scale_to_mean(_cross(layers, narrowest, _find_factor(narrow, depth)))
+
+
+def _scale_to_mean(values: Sequence[float]) -> list[float]:
+    """The values in units of their mean."""
+    return [value * len(values) / sum(values) for value in values]
+
+
+def _cross(layers: int, narrowest: int, factor: float) -> list[float]:
+    """1, falling by the factor to the *narrowest*-th of the layers, then growing by another, to 1."""
+    falling, steps = [factor**layer for layer in range(narrowest)], layers - narrowest
+    return falling + [falling[-1] ** (1 - (layer + 1) / steps) for layer in range(steps)]
+
+
+def _find_factor(narrow: Callable[[float], float], depth: float) -> float:
+    """The factor in (0, 1] for which *narrow*, which grows with it, is *depth*; by bisection."""
     low, high = 1e-3, 1.0
-    for _ in range(200):  # the narrowest over the mean grows with the factor
+    for _ in range(200):
         factor = (low + high) / 2
-        values = profile(factor)
-        low, high = (low, factor) if min(values) * layers / sum(values) > depth else (factor, high)
-    values = profile(factor)
-    return [value * layers / sum(values) for value in values]
+        low, high = (low, factor) if narrow(factor) > depth else (factor, high)
+    return factor
 
 
 def prism(layers: int) -> list[float]:
     """The steps of the Prism Transformer's head schedule at 124M (arXiv 2606.27449): a quarter of the most in
-    the first sixth of the layers, then half of it, two thirds of it, and all, in units of their mean."""
+    the first sixth of the layers, then half of it, two thirds of it, and all."""
     steps = [0.25, 0.5, 2 / 3, 1.0, 1.0, 1.0]
-    values = [steps[layer * len(steps) // layers] for layer in range(layers)]
-    return [value * layers / sum(values) for value in values]
+    return _scale_to_mean([steps[layer * len(steps) // layers] for layer in range(layers)])
 
 
 PROFILES: dict[str, Callable[..., list[float]]] = {
@@ -169,24 +181,18 @@ def variable_widths(
         raise UserError(f"waist: a turn of {turn:g} is not within {layers} layers; give one between")
     per_layer, lost = 16, 7
 
-    def shape(factor: float) -> tuple[list[float], float]:
-        rising = factor ** (-(narrowest - 1) / (layers - narrowest))
-        parts = [factor**layer for layer in range(narrowest)]
-        parts += [parts[-1] * rising ** (layer + 1) for layer in range(layers - narrowest)]
+    def find_widths(factor: float) -> list[float]:
+        parts = _cross(layers, narrowest, factor)
         squares = per_layer * sum(part**2 for part in parts)
         # (K S - lost) D² + lost d D - L K d² = 0, for D > d.
         a, b, c = squares - lost, lost * d_model, -layers * per_layer * d_model**2
         widest = (-b + math.sqrt(b * b - 4 * a * c)) / (2 * a)
         if widest <= d_model:
             widest = math.sqrt(layers * per_layer / squares) * d_model
-        return parts, widest
+        return [widest * part for part in parts]
 
-    low, high = 1e-3, 1.0
-    for _ in range(200):
-        factor = (low + high) / 2
-        parts, widest = shape(factor)
-        low, high = (low, factor) if widest * min(parts) > depth * d_model else (factor, high)
-    return tuple(max(multiple, multiple * math.floor(widest * part / multiple + 0.5)) for part in parts)
+    found = find_widths(_find_factor(lambda factor: min(find_widths(factor)), depth * d_model))
+    return tuple(max(multiple, multiple * math.floor(width / multiple + 0.5)) for width in found)
 
 
 def parse_allocation(text: str, field: str, multiple: int = MULTIPLE) -> Allocation:
@@ -223,7 +229,7 @@ def parse_allocation(text: str, field: str, multiple: int = MULTIPLE) -> Allocat
     own: dict[str, type] = dict.fromkeys(code.co_varnames[1 : code.co_argcount], float)
     given = _keywords(where, call, {"layers": int, "multiple": int} | own)
     mean = [node.value for node in call.args if isinstance(node, ast.Constant) and type(node.value) is int]
-    if len(mean) != 1 or len(call.args) != 1 or not 0 < mean[0] <= MOST_WIDTH:
+    if len(mean) != 1 or len(call.args) != 1 or not 0 < mean[0] <= LARGEST_SIZE:
         raise _not_valid(where, "the mean of the layers comes first, a whole number from 1")
     layers, multiple = given.pop("layers", None), given.pop("multiple", multiple)
     return Allocation(text.strip(), field, name, mean[0], multiple, layers, given, seed)
@@ -240,7 +246,7 @@ def _keywords(where: str, call: ast.Call, types: dict[str, type]) -> dict[str, A
         value: Any = node.value if isinstance(node, ast.Constant) else None
         admitted = (int,) if types[name] is int else (int, float)
         least = 0 if name == "seed" else 1 if types[name] is int else 1e-6
-        if type(value) not in admitted or not least <= value <= MOST_WIDTH:
+        if type(value) not in admitted or not least <= value <= LARGEST_SIZE:
             raise _not_valid(where, f"{name} is not a {'whole ' * (least in (0, 1))}number from {least:g}")
         found[name] = value
     return found

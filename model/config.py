@@ -13,7 +13,17 @@ from model.allocations import Allocation
 from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
 from model.errors import UserError
 from model.heads import draw_heads, format_heads
-from model.schedules import LARGEST_SIZE, SCHEDULES, Bases, FeedForwardWidths, Schedule, Shares, Size, Windows
+from model.schedules import (
+    LARGEST_SIZE,
+    SCHEDULES,
+    Bases,
+    FeedForwardWidths,
+    Schedule,
+    Shares,
+    Size,
+    Windows,
+    at_layer,
+)
 
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
@@ -261,7 +271,7 @@ class ModelConfig:
 
     def layer_ffn_width(self, layer: int) -> int:
         """F_l: inner width of the layer's feed-forward network; 0 where it has none."""
-        return self.ffn_width[layer] if isinstance(self.ffn_width, tuple) else self.ffn_width
+        return at_layer(self.ffn_width, layer)
 
     @property
     def ffn_widths(self) -> tuple[int, ...]:
@@ -286,18 +296,23 @@ class ModelConfig:
         """Base of the layer's rotary wavelengths; None where nothing is rotated."""
         if self.positions != "rope" or not self.heads[layer]:
             return None
-        return self.rope_base[layer] if isinstance(self.rope_base, tuple) else self.rope_base
+        return at_layer(self.rope_base, layer)
 
     def layer_share(self, layer: int) -> float:
         """Share of a head's dims that the layer rotates, where it has a base."""
-        share = self.rotary_share[layer] if isinstance(self.rotary_share, tuple) else self.rotary_share
-        return cast(float, share)
+        return cast(float, at_layer(self.rotary_share, layer))
 
     def layer_rotary(self, layer: int) -> tuple[int, float] | None:
         """Dims of a head that the layer rotates, and the base of their wavelengths; None if it rotates
         none."""
         base = self.layer_base(layer)
         return None if base is None else (round(self.layer_share(layer) * self.layer_head_dim(layer)), base)
+
+    @property
+    def rotary_kinds(self) -> set[tuple[int, float]]:
+        """Every layer_rotary that some layer has."""
+        kinds = map(self.layer_rotary, range(self.num_layers))
+        return {kind for kind in kinds if kind is not None}
 
     def layer_scale(self, layer: int) -> float | None:
         """The factor on the layer's attention logits; None is 1/sqrt(d_h)."""

@@ -26,27 +26,23 @@ class RotaryTables:
     1000 a bf16 angle is wrong by several radians), and they are not part of a checkpoint.
     """
 
-    def __init__(self, context_length: int, base: float, scaling: RopeScaling | None = None) -> None:
+    def __init__(self, context_length: int, scaling: RopeScaling | None = None) -> None:
         self.context_length = context_length
-        self.base = base
         self.scaling = scaling
         self._tables: dict[tuple[int, float, torch.device, torch.dtype], Table] = {}
 
-    def get(
-        self, head_dim: int, length: int, device: torch.device, dtype: torch.dtype, base: float | None = None
-    ) -> Table:
+    def get(self, head_dim: int, base: float, length: int, device: torch.device, dtype: torch.dtype) -> Table:
         """Cosines and sines [length, 1, head_dim / 2] for positions 0 … length-1.
 
         Args:
             head_dim: of a head, the dims that are rotated.
-            base: of the wavelengths; None is that of all layers.
+            base: of the wavelengths.
 
         They are fp32 (fp64 if *dtype*, the model's, is): the angle of position p and pair i is
         p * base^(-2i / head_dim), or of the scaled frequency, computed on the CPU so that every device has
         the same table.
         """
         precision = torch.float64 if dtype == torch.float64 else torch.float32
-        base = self.base if base is None else base
         key = (head_dim, base, device, precision)
         if key not in self._tables:
             # Not an inference tensor, even if an evaluation in inference mode comes first: training saves it.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
-from model.allocations import MOST_LAYERS, Allocation, parse_allocation
+from model.allocations import LARGEST_SIZE, MOST_LAYERS, Allocation, parse_allocation
 from model.errors import UserError, quote
 from model.heads import parse_schedule
 
-LARGEST_SIZE = 2**31 - 1
-"""Limit of any width, count or length: matrix products take no larger ones, and divisors are found
-quickly."""
+One = TypeVar("One", int, float)
+Each = TypeVar("Each")
+
+
+def at_layer(value: One | tuple[Each, ...], layer: int) -> One | Each:
+    """The value of a layer, where there is one for all layers or one per layer."""
+    return value[layer] if isinstance(value, tuple) else value
 
 
 def _to_tuple(value: Any, info: ValidationInfo) -> Any:

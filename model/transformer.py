@@ -104,8 +104,7 @@ class Transformer(nn.Module):
         if config.positions == "learned":
             self.position_embedding = position_embedding(config.context_length, config.d_model, grid)
         else:
-            base = config.rope_base if isinstance(config.rope_base, float) else 0.0  # each layer's own
-            self.rotary = RotaryTables(config.context_length, base, config.rope_scaling)
+            self.rotary = RotaryTables(config.context_length, config.rope_scaling)
         self.layers = nn.ModuleList(
             Block(config, layer, grid, fused=fused == "all", attention=attention)
             for layer in range(config.num_layers)
@@ -211,8 +210,7 @@ class Transformer(nn.Module):
         rotary = self.config.layer_rotary(layer)
         if self.rotary is None or rotary is None:
             return None
-        dims, base = rotary
-        return table_rows(self.rotary.get(dims, stop, hidden.device, hidden.dtype, base), start, stop)
+        return table_rows(self.rotary.get(*rotary, stop, hidden.device, hidden.dtype), start, stop)
 
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross

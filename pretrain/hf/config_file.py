@@ -332,8 +332,7 @@ def _shorten_schedules(model: ModelConfig) -> ModelConfig:
 def _check_rotary_tables(model: ModelConfig) -> None:
     """Refuse a context for which more memory would be taken than there is."""
     if model.positions == "rope":
-        kinds = {model.layer_rotary(layer) for layer in range(model.num_layers)} - {None}
-        dims = [kind[0] for kind in kinds if kind is not None]
+        dims = [dims for dims, _ in model.rotary_kinds]
         # Cosines and sines in fp32, half a head each, and the angles while they are made.
         needed = model.context_length * (4 * sum(dims) + 2 * max(dims, default=0))
         available = psutil.virtual_memory().available

@@ -157,8 +157,7 @@ class _Pass:
     def tables(self) -> int:
         """Bytes of rotary tables for a position: cosines and sines of half as many angles as dims are
         rotated, for each number of them and base."""
-        kinds = {self.config.layer_rotary(layer) for layer in range(self.config.num_layers)}
-        return FP32_BYTES * sum(kind[0] for kind in kinds if kind is not None)
+        return FP32_BYTES * sum(dims for dims, _ in self.config.rotary_kinds)
 
     def documents(self) -> int:
         """Bytes that a document mask adds to a micro-batch, shared by all layers: positions, rotary tables,

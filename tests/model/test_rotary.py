@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("way", [rotate, rotate_by_swapping])
 def test_bits_and_gradients_are_those_of_the_formula(dtype, way):
     """In bf16 the formula's gradient is rounded twice, rotate's once."""
-    table = RotaryTables(32, 10000.0).get(8, 32, CPU, dtype)
+    table = RotaryTables(32).get(8, 10000.0, 32, CPU, dtype)
     # A view of a wider tensor, as the parts of one projection are.
     x = torch.randn(2, 32, 3, 16).to(dtype)[..., 4:12].requires_grad_()
     weights = torch.randn(2, 32, 3, 8).to(dtype)
@@ -33,7 +33,7 @@ def test_tables_are_the_ones_of_hugging_face_llama():
     x = torch.randn(1, 1024, 1, 64)
     cosines, sines = LlamaRotaryEmbedding(config)(x, torch.arange(1024)[None])
     expected, _ = apply_rotary_pos_emb(x, x, cosines, sines, unsqueeze_dim=2)
-    output = rotate(x, RotaryTables(1024, 10000.0).get(64, 1024, CPU, torch.float32))
+    output = rotate(x, RotaryTables(1024).get(64, 10000.0, 1024, CPU, torch.float32))
     assert (output - expected).abs().max() <= 2e-6  # the same fp32 angles; products may be fused or not
 
 
@@ -41,11 +41,13 @@ def test_a_cast_of_the_model_leaves_the_tables_in_fp32():
     model = Transformer(preset("prism-nano"))
     tokens = torch.arange(64)[None]
     model(tokens)
-    before = {head_dim: model.rotary.get(head_dim, 64, CPU, torch.float32) for head_dim in (12, 16, 24)}
+    before = {
+        head_dim: model.rotary.get(head_dim, 10000.0, 64, CPU, torch.float32) for head_dim in (12, 16, 24)
+    }
     model.bfloat16()
     model(tokens)
     for head_dim, table in before.items():
-        after = model.rotary.get(head_dim, 64, CPU, torch.bfloat16)
+        after = model.rotary.get(head_dim, 10000.0, 64, CPU, torch.bfloat16)
         assert after[0].dtype == torch.float32 and torch.equal(after[0], table[0])
     assert not list(model.buffers()) and not [name for name in model.state_dict() if "rotary" in name]
 

@@ -102,7 +102,7 @@ def test_chunks_of_queries_equal_the_whole(device, dtype, window, ranks):
     attention = Attention(config, 0, ALONE).to(device, dtype)
     hidden = torch.randn(2, length, config.d_model).to(device, dtype)
     mask = local_mask(length, window, torch.device(device))
-    table = RotaryTables(length, config.rope_base).get(attention.head_dim, length, hidden.device, dtype)
+    table = RotaryTables(length).get(attention.head_dim, config.rope_base, length, hidden.device, dtype)
     whole = attention(hidden, table, mask)
     parts = []
     for rank in range(ranks):
@@ -119,7 +119,7 @@ def test_grouped_queries_that_flash_does_not_take_have_a_fused_kernel(window, dt
     config = block("llama", **SHAPE, heads=(6,), kv_heads=(2,), local_window=(window,))
     attention = Attention(config, 0, ALONE).to(GPU, dtype)
     hidden = torch.randn(2, 48, config.d_model, device=GPU, dtype=dtype)
-    table = RotaryTables(48, config.rope_base).get(attention.head_dim, 48, hidden.device, hidden.dtype)
+    table = RotaryTables(48).get(attention.head_dim, config.rope_base, 48, hidden.device, hidden.dtype)
     # A CPU has no such kernel.
     with sdpa_kernel(SDPBackend.MATH if REHEARSED else SDPBackend.EFFICIENT_ATTENTION):
         output = attention(hidden, table, local_mask(48, window, hidden.device))
