@@ -30,8 +30,9 @@ nothing."""
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)); without one of both in layers that lack it. *fused* and
-    *attention* are those of Attention and FeedForward."""
+    """x + attention(norm(x)), then x + ffn(norm(x)); without one of both in layers that lack it. x is the
+    first *width* coordinates of the residual stream, the others stay. *fused* and *attention* are those of
+    Attention and FeedForward."""
 
     def __init__(
         self,
@@ -42,26 +43,45 @@ class Block(nn.Module):
         attention: Kernel = "torch",
     ) -> None:
         super().__init__()
+        self.width = config.layer_width(layer)
         self.attention_norm: Norm | None = None
         self.attention: Attention | None = None
         self.ffn_norm: Norm | None = None
         self.ffn: FeedForward | None = None
         if config.heads[layer]:
-            self.attention_norm = build_norm(config, grid)
+            self.attention_norm = build_norm(config, self.width, grid)
             self.attention = Attention(config, layer, grid, fused, attention)
         if config.layer_ffn_width(layer):
-            self.ffn_norm = build_norm(config, grid)
+            self.ffn_norm = build_norm(config, self.width, grid)
             self.ffn = FeedForward(config, layer, grid, fused)
 
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
     ) -> Tensor:
-        """Hidden [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
+        """The residual stream [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
+        stream, hidden = hidden, read_stream(hidden, self.width)
         if self.attention is not None and self.attention_norm is not None:
             hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, offsets)
         if self.ffn is not None and self.ffn_norm is not None:
             hidden = hidden + self.ffn(self.ffn_norm(hidden))
-        return hidden
+        return write_stream(stream, hidden)
+
+
+def read_stream(stream: Tensor, width: int) -> Tensor:
+    """The first *width* coordinates of the residual stream [..., d]."""
+    return stream if stream.shape[-1] == width else stream[..., :width]
+
+
+def widen_stream(hidden: Tensor, width: int) -> Tensor:
+    """The residual stream [..., width] that begins with *hidden*, and 0 beyond it."""
+    added = width - hidden.shape[-1]
+    return F.pad(hidden, (0, added)) if added else hidden
+
+
+def write_stream(stream: Tensor, hidden: Tensor) -> Tensor:
+    """The residual stream [..., d] with *hidden* in place of its first coordinates."""
+    width = hidden.shape[-1]
+    return hidden if stream.shape[-1] == width else torch.cat((hidden, stream[..., width:]), -1)
 
 
 class Transformer(nn.Module):
@@ -109,7 +129,7 @@ class Transformer(nn.Module):
             Block(config, layer, grid, fused=fused == "all", attention=attention)
             for layer in range(config.num_layers)
         )
-        self.final_norm = build_norm(config, grid)
+        self.final_norm = build_norm(config, config.d_model, grid)
         self.output: nn.Module | None = None
         self.classifier: nn.Linear | None = None
         """Head of a sequence classifier, the same on every rank of a tensor group."""
@@ -168,8 +188,8 @@ class Transformer(nn.Module):
     def enter(
         self, tokens: Tensor, document_offsets: Tensor | None = None
     ) -> tuple[Tensor, list[BlockInputs]]:
-        """Tokens [B, T] -> what enters the first block [B, T, d], and what each block gets besides the hidden
-        states.
+        """Tokens [B, T] -> the residual stream that enters the first block [B, T, d], and what each block
+        gets besides the hidden states.
 
         T and document_offsets as in forward. With sequence parallelism the hidden states are this rank's part
         of T.
@@ -182,6 +202,7 @@ class Transformer(nn.Module):
         if self.position_embedding is not None:
             positions = documents.positions if documents else torch.arange(length, device=tokens.device)
             hidden = hidden + self.position_embedding(positions)
+        hidden = widen_stream(hidden, self.config.stream_width)
         masks: dict[int | None, Tensor | None] = {}  # layers with the same window share one
         inputs = []
         for layer, block in enumerate(self.layers):
@@ -244,9 +265,10 @@ class Transformer(nn.Module):
         self.loss_terms = terms
 
     def lm_head_input(self, hidden: Tensor) -> Tensor:
-        """The last block's output [B, T, d] -> what the LM head reads: the final norm, divided by the
-        width's ratio with parametrization mup."""
-        normed, ratio = cast(Tensor, self.final_norm(hidden)), self.config.width_ratio
+        """The last block's output [B, T, d] -> what the LM head reads: the final norm of its first d_model
+        coordinates, divided by the width's ratio with parametrization mup."""
+        read, ratio = read_stream(hidden, self.config.d_model), self.config.width_ratio
+        normed = cast(Tensor, self.final_norm(read))
         return normed if ratio == 1 else normed / ratio
 
     def logits_of(self, hidden: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
         raise UserError("architecture.heads: this is the setting heads; give heads")
     checked = {}
     for name, value in values.items():
-        if name == "ffn_width" and isinstance(value, str) and "(" in value:
+        if name in ("ffn_width", "block_width") and isinstance(value, str) and "(" in value:
             checked[name] = parse_allocation(value, f"architecture.{name}").text  # of any number of layers
             continue
         if name in SCHEDULES and isinstance(value, str):

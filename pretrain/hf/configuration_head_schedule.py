@@ -39,6 +39,9 @@ class HeadScheduleConfig(PreTrainedConfig):
 
     vocab_size: int = 50257
     hidden_size: int = 768
+    block_width: int | list[int] | None = None
+    """How many coordinates of the residual stream layers read and write, the first ones, all layers or each;
+    hidden_size when not given. The stream has the largest of them and hidden_size coordinates."""
     intermediate_size: int = 2048
     num_hidden_layers: int = 12
     num_attention_heads: int = 12

@@ -2,8 +2,8 @@
 
 A group's name says what is in it: ``base/decay``, ``base/no_decay``, and for each rule ``RULE/decay`` and
 ``RULE/no_decay``; the blocks' matrices are in ``base/muon`` and ``RULE/muon`` with Muon, in ``base/hidden``
-and ``RULE/hidden`` with AdamW and parametrization mup. The schedule, the logs and the checkpoints
-identify groups by name, not by position.
+and ``RULE/hidden`` with AdamW and parametrization mup, with ``block_width`` in ``base/width_96/hidden`` and
+so on. The schedule, the logs and the checkpoints identify groups by name, not by position.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ def group_suffix(role: ParameterRole, config: OptimizerConfig, model: ModelConfi
     return "decay" if decays(role, config) else "no_decay"
 
 
-def width_factor(suffix: str, model: ModelConfig, scale: MuonScale) -> float:
+def width_factor(suffix: str, ratio: float, scale: MuonScale) -> float:
     """The factor of a group's learning rate with parametrization mup; 1 without it.
+
+    *ratio* is m of its matrices, the width of their layers over base_width.
 
     A matrix of the blocks is to change its outputs by as much at every width: the spectral norm of its
     update, times its rate, goes as sqrt(outputs / inputs) (arXiv 2310.17813). Between models of the same
@@ -53,8 +55,8 @@ def width_factor(suffix: str, model: ModelConfig, scale: MuonScale) -> float:
     are about 1 and correlated, as the width (arXiv 2203.03466, table 8).
     """
     if suffix == "hidden":
-        return 1 / model.width_ratio
-    return 1 / math.sqrt(model.width_ratio) if suffix == "muon" and scale == "rms" else 1.0
+        return 1 / ratio
+    return 1 / math.sqrt(ratio) if suffix == "muon" and scale == "rms" else 1.0
 
 
 @dataclass(frozen=True)
@@ -106,23 +108,27 @@ def plan_groups(
     layers = model.num_layers
     matched = match_rules(rules, roles, layers)
     lowest = {rule.name: min(rule.layer_set(layers) or {0}) for rule in rules}
-    members: dict[tuple[int, int, int], list[str]] = {}
+    members: dict[tuple[int, int, int, int], list[str]] = {}
     order: list[LearningRateRule | None] = [None, *rules]
     for name, role in roles.items():
         rule = matched[name]
         depth = 0
         if rule is not None and rule.depth_decay != 1 and role.layer is not None:
             depth = role.layer - lowest[rule.name]
-        kind = SUFFIXES.index(group_suffix(role, config, model))
-        members.setdefault((order.index(rule), depth, kind), []).append(name)
+        kind, width = SUFFIXES.index(group_suffix(role, config, model)), 0
+        if model.parametrization == "mup" and is_hidden(role) and role.layer is not None:
+            width = model.layer_width(role.layer)
+        members.setdefault((order.index(rule), depth, kind, width), []).append(name)
     groups = []
-    for (place, depth, kind), names in sorted(members.items()):
+    for (place, depth, kind, width), names in sorted(members.items()):
         rule = order[place]
         prefix = BASE if rule is None else rule.name
         if rule is not None and rule.depth_decay != 1:
             prefix += f"/layer_{lowest[rule.name] + depth}"
+        if width and isinstance(model.block_width, tuple):
+            prefix += f"/width_{width}"
         suffix = SUFFIXES[kind]
-        factor = width_factor(suffix, model, scale)
+        factor = width_factor(suffix, width / (model.base_width or 1) if width else 1.0, scale)
         groups.append(Group(f"{prefix}/{suffix}", suffix, rule, depth, tuple(names), factor))
     return groups
 
