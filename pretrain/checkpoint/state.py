@@ -128,6 +128,8 @@ class TrainingState:
     removed."""
     imported: bool = False
     """Whether the weights of step 0 come from another model."""
+    origin: str = ""
+    """Where they come from, as far as it is known: the run with its step, or the folder's name."""
     run: Annotated[dict[str, Any], AfterValidator(_check_readable)] = field(default_factory=dict)
     """The RunConfig, what was asked; empty for a model that was made elsewhere."""
     decided: Decided | None = None

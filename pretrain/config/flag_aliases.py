@@ -28,7 +28,10 @@ MEANT = (
     ("max_steps train_iters max_iters num_steps", "--steps"),
     ("micro_batch_size per_device_train_batch_size", "--micro_batch"),
     ("min_lr", "--schedule.minimum, a fraction of the peak"),
-    ("model_name_or_path", "--model (python -m pretrain.convert --from_hf FOLDER imports one)"),
+    (
+        "model_name_or_path pretrained init_checkpoint finetune",
+        "--init_from, whose weights a new run begins with",
+    ),
     ("num_attention_heads n_head n_heads num_heads", "--heads, one count per layer, such as 6x12"),
     (
         "num_layers n_layer n_layers num_hidden_layers",

@@ -17,8 +17,8 @@ from model.config import ModelConfig
 from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
+from pretrain.config.hf_config_file import Format
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
-from pretrain.hf.config_file import Format
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder

@@ -21,7 +21,7 @@ from model.config import ModelConfig
 from model.declared import to_dict
 from model.errors import UserError
 from model.parameters import parameter_specs
-from pretrain.hf.config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
+from pretrain.config.hf_config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import choose_padding, pad_parameter, padded_model
 
