@@ -106,8 +106,8 @@ def flags_page() -> str:
     lines = [
         "# Flags of other projects",
         "",
-        "What transformers, nanoGPT and Megatron-LM call a setting, and the flag of `head-schedules train`. An",
-        "unknown flag is rejected with the same advice.",
+        "What transformers, nanoGPT and Megatron-LM call a setting, and the flag of `head-schedules train`.",
+        "Other names are rejected with the same advice.",
         "",
         "| there | here |",
         "|---|---|",
