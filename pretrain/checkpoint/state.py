@@ -70,6 +70,8 @@ class WorldRecord:
     threads: NonNegativeInt = 1
     """CPU threads per rank."""
     device: str = "cpu"
+    hardware: str = ""
+    """The first rank's device, in words."""
     versions: dict[str, str] = field(default_factory=dict)
     code: list[str] = field(default_factory=list)
     """Hashes of the code of all sessions so far."""
