@@ -238,7 +238,8 @@ class Attention(nn.Module):
 
 
 def _share(heads: Heads, context: ContextExchange) -> tuple[Heads, AbstractContextManager[None]]:
-    """The heads of a rank's positions -> those that it attends for, with all keys; what to attend inside of."""
+    """The heads of a rank's positions -> those that it attends for, with all keys; what to attend inside
+    of."""
     *shared, spans, rows, saving = context.share(*heads[:3], heads.spans)
     query, key, value = shared
     return heads._replace(query=query, key=key, value=value, spans=spans, rows=rows), saving

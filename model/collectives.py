@@ -98,5 +98,5 @@ gather_last = _make_differentiable(_gather_columns, _take_own_columns)
 Its gradient is the same on all ranks, so each takes its own columns of it; nothing is summed.
 """
 sum_of_shares = _make_differentiable(_all_reduce, _times_ranks)
-"""Sum of the ranks' shares of a loss, on every rank. Its gradient is that of the sum of all ranks' results, so
-that gradients which are averaged over the ranks, as those of copies are, come out right."""
+"""Sum of the ranks' shares of a loss, on every rank. Its gradient is that of the sum of all ranks' results,
+so that gradients which are averaged over the ranks, as those of copies are, come out right."""

@@ -1,8 +1,8 @@
 """Context parallelism: the ranks of a context group hold parts of every sequence, and attend to all of it.
 
 Which parts, and how the ranks of a layer share its attention, is planned in model/context_plan.py. Everything
-but attention works on a rank's own positions. Keys and values that were gathered are not kept for the backward
-pass: what autograd saves of them is replaced by its geometry, and they are gathered again.
+but attention works on a rank's own positions. Keys and values that were gathered are not kept for the
+backward pass: what autograd saves of them is replaced by its geometry, and they are gathered again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def own_positions(tensor: Tensor, grid: ProcessGrid, dim: int) -> Tensor:
 
 
 def all_positions(own: Tensor, grid: ProcessGrid) -> Tensor:
-    """This rank's positions [B, T/c, …] -> all [B, T, …]; a gradient is summed over the ranks that used it."""
+    """This rank's positions [B, T/c, …] -> all [B, T, …]; a gradient is summed over the ranks that used
+    it."""
     return _in_order(all_gather(own, grid.context_group), 1)
 
 
@@ -157,7 +158,8 @@ class ContextExchange:
     # ------------------------------------------------------------------ keys
 
     def gather_keys(self, pair: Tensor, groups: int) -> Tensor:
-        """Keys and values of this group's positions [2, B, n, kv, d_h] -> of all [2, B, T, groups kv, d_h]."""
+        """Keys and values of this group's positions [2, B, n, kv, d_h] -> of all [2, B, T, groups kv,
+        d_h]."""
         if self.form.window is None:
             whole = _in_order(gather(pair, self.key_group), 2)
         else:

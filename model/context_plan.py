@@ -1,10 +1,10 @@
 """Plans context parallelism layer by layer: which ranks exchange heads, which gather keys. Needs no torch.
 
-The c context ranks hold T/c positions of every sequence each, in zigzag order: of 2c equal chunks rank i holds
-the i-th and the (2c-1-i)-th, so that causal work is even. In a layer, g neighbours exchange heads for positions
-(DeepSpeed-Ulysses, arXiv 2309.14509) and become one of r = c/g groups in the same zigzag order; keys and values
-are then gathered over the groups (Llama 3, arXiv 2407.21783, section 3.3.2). g = 1 gathers only and takes any
-head count; g = c exchanges heads only.
+The c context ranks hold T/c positions of every sequence each, in zigzag order: of 2c equal chunks rank i
+holds the i-th and the (2c-1-i)-th, so that causal work is even. In a layer, g neighbours exchange heads for
+positions (DeepSpeed-Ulysses, arXiv 2309.14509) and become one of r = c/g groups in the same zigzag order;
+keys and values are then gathered over the groups (Llama 3, arXiv 2407.21783, section 3.3.2). g = 1 gathers
+only and takes any head count; g = c exchanges heads only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Transport = Literal["none", "gather", "window"]
 
 
 def zigzag(index: int, ranks: int, length: int) -> list[Span]:
-    """Positions [start, stop) of T = *length* that rank *index* holds: a chunk from the front, and one from the
-    back."""
+    """Positions [start, stop) of T = *length* that rank *index* holds: a chunk from the front, and one from
+    the back."""
     size = length // (2 * ranks)
     return [(chunk * size, (chunk + 1) * size) for chunk in (index, 2 * ranks - 1 - index)]
 
@@ -43,8 +43,8 @@ def check_context_parallel(
         return
     if config.classes is not None:
         raise UserError(
-            "context_parallel: does not go with a classifier, whose head reads one position of each sequence; "
-            "leave it out"
+            "context_parallel: does not go with a classifier, whose head reads one position of each "
+            "sequence; leave it out"
         )
     length = config.context_length
     multiple = position_multiple(context_parallel, tensor_parallel if sequence_parallel else 1)
@@ -60,8 +60,8 @@ def check_context_parallel(
 
 
 def position_multiple(context_parallel: int, sequence_parts: int = 1) -> int:
-    """What the length of a sequence must be a multiple of; *sequence_parts*: t with sequence parallelism, else
-    1."""
+    """What the length of a sequence must be a multiple of; *sequence_parts*: t with sequence parallelism,
+    else 1."""
     return math.lcm(2 if context_parallel > 1 else 1, sequence_parts) * context_parallel
 
 
@@ -90,8 +90,8 @@ def context_form(
 ) -> ContextForm:
     """The form in which a rank sends the fewest bytes in the forward and backward pass of full sequences.
 
-    g divides c and the key/value heads that a tensor group's ranks have. Of equal forms the one with the larger
-    g is taken, whose attention is one call of a kernel for fewer heads.
+    g divides c and the key/value heads that a tensor group's ranks have. Of equal forms the one with the
+    larger g is taken, whose attention is one call of a kernel for fewer heads.
     """
     c = context_parallel
     if c == 1 or not config.heads[layer]:
@@ -119,7 +119,8 @@ def head_rank_numbers(config: ModelConfig, context_parallel: int, tensor_paralle
 
 
 def elements_sent(form: ContextForm, query_width: int, kv_width: int, length: int) -> list[int]:
-    """Elements that each group of ranks sends for one layer and sequence, forward and backward, by group index.
+    """Elements that each group of ranks sends for one layer and sequence, forward and backward, by group
+    index.
 
     Heads: q, k, v and the output pass g ranks once in each direction. Keys: gathered in the forward pass and
     again in the backward pass, whose gradients go the other way. Activation checkpointing, which repeats the

@@ -38,8 +38,8 @@ class ProcessGrid:
     tensor_group: Any = None
     """Process group of the ranks that share a copy of the model; None at t = 1."""
     data_group: Any = None
-    """Process group of the ranks with the same tensor_rank and context_rank; None, the whole world, at t = c =
-    1."""
+    """Process group of the ranks with the same tensor_rank and context_rank; None, the whole world, at t = c
+    = 1."""
     context_parallel: int = 1
     """c: number of ranks that share the positions of a batch."""
     context_rank: int = 0

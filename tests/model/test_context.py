@@ -1,14 +1,12 @@
-"""Any head schedule on any number of context ranks equals the unsplit model: logits, loss and every gradient, in
-fp64."""
+"""Any head schedule on any number of context ranks equals the unsplit model: logits, loss and every gradient,
+in fp64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from model.blocks import block
-from model.context_plan import context_form
 from tests.helpers.distributed import run_distributed
 from tests.model.parallel import build, compared, example, many_differences, shared_grid, whole_of
 from tests.model.test_exchange import GROUPED, MODERN, SHAPE, TOLERANCE, WIDE, WINDOWS, worst
