@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from model.errors import UserError
 from pretrain.config.command_line import parse_command_line
 from pretrain.engine.build import build_network, deepspeed_mpu
 from pretrain.engine.ds_config import merge_ds_config
@@ -14,7 +15,7 @@ from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
-from tests.helpers.training import ROOT, curve, nano_run, session
+from tests.helpers.training import ROOT, broken_off, curve, interrupted, nano_run, session
 
 STEPS = 2
 
@@ -148,3 +149,60 @@ def test_a_whole_session_gives_the_curve_of_one_rank(small_folder, tmp_path, nam
         for key, value in one.items():
             assert flat(other[key]) == pytest.approx(flat(value), rel=1e-5, abs=1e-7), key
     assert "val_loss" in rows[name][-1]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_at_other_degrees(small_folder, tmp_path):
+    """From c = 1 to 2, to t = 2 x c = 2, and back: the curve of one session."""
+    quick = "--diagnostics_every 0 --validation.every 0 --steps 8 --checkpoint.every 2"
+    whole = nano_run(small_folder, tmp_path, quick, "--name whole")
+    assert run_distributed(session, 1, whole, 2, timeout=100) == [([], None)]
+    parts = [
+        (1, nano_run(small_folder, tmp_path, quick, "--context_parallel 1")),
+        (2, nano_run(small_folder, tmp_path, quick, "--context_parallel 2")),
+        (4, nano_run(small_folder, tmp_path, quick, "--context_parallel 2 --tensor_parallel 2")),
+    ]
+    for steps, stage, (ranks, run) in zip((2, 4, 6), (2, 3, 1), parts, strict=True):
+        assert "stopped" in run_distributed(interrupted, ranks, run, steps, ranks, stage, timeout=100)
+    notes, problem = run_distributed(session, 2, parts[1][1], 2, timeout=100)[0]
+    assert problem is None and "tensor_parallel 2 -> 1" in notes[0]
+    for one, other in zip(curve(whole.folder), curve(parts[0][1].folder), strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_bit_identical(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--context_parallel 2 --steps 8 --validation.every 0")
+    broken_off(run, 6, ranks=2, stage=3)
+
+
+def refusal(run, stage=2):
+    return session(run, stage)[1]
+
+
+REFUSED = [
+    (2, "--context_parallel 4", "4 does not divide the 2 ranks of this run; valid values are 1, 2"),
+    (
+        4,
+        "--context_parallel 4 --tensor_parallel 2",
+        "4 does not divide the 4 ranks of this run, 2 of them tensor-parallel; valid values are 1, 2",
+    ),
+    (
+        2,
+        "--context_parallel 2 --architecture.context_length 62 --global_batch_tokens 496",
+        "context_length 62 is not a multiple of 4, which 2 ranks need for chunks of equal length; nearest "
+        "valid context_length: 60 or 64; nearest valid context_parallel: 1 or 31",
+    ),
+]
+
+
+@pytest.mark.parametrize(("world", "arguments", "message"), REFUSED)
+def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, arguments, message):
+    run = nano_run(small_folder, tmp_path, arguments)
+    assert all(message in said for said in run_distributed(refusal, world, run, timeout=120))
+    assert not run.folder.exists() or not list(run.folder.iterdir())
+
+
+def test_classifiers_are_refused():
+    with pytest.raises(UserError, match="context_parallel: 2 does not go with --task classification"):
+        parse_command_line(["--config", "classification", "--context_parallel", "2"])
