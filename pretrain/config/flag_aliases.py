@@ -13,6 +13,7 @@ MEANT = (
     ("batch_size", "--global_batch_tokens (tokens per step over all ranks) or --micro_batch (sequences)"),
     ("bf16 bfloat16 dtype", "--precision"),
     ("clip_grad max_grad_norm grad_clip", "--optimizer.gradient_clipping"),
+    ("context_parallel_size cp ulysses_degree sp_size", "--context_parallel"),
     ("data_path dataset dataset_name train_file", "--data (python -m pretrain.prepare makes a corpus)"),
     ("deepspeed deepspeed_config", "--ds_config"),
     ("eval_interval eval_steps", "--validation.every"),
