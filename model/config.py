@@ -420,16 +420,11 @@ class ModelConfig:
 
     def _layer_matrices(self) -> int:
         matrices = 3 if self.ffn == "swiglu" else 2
-        return sum(
-            self.layer_width(layer)
-            * (
-                2 * self.attention_width(layer)
-                + 2 * self.kv_width(layer)
-                + self.gate_width(layer)
-                + matrices * self.layer_ffn_width(layer)
-            )
-            for layer in range(self.num_layers)
-        )
+        total = 0
+        for layer in range(self.num_layers):
+            attention = 2 * self.attention_width(layer) + 2 * self.kv_width(layer) + self.gate_width(layer)
+            total += self.layer_width(layer) * (attention + matrices * self.layer_ffn_width(layer))
+        return total
 
     def _layer_biases(self) -> int:
         total = 0

@@ -32,7 +32,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_head_schedule import HeadScheduleConfig
+from .configuration_head_schedule import HeadScheduleConfig, block_width, layer_rotary, layer_window
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h]
 
@@ -55,12 +55,6 @@ def build_norm(config: HeadScheduleConfig, width: int) -> nn.Module:
         return nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
     kind = HeadScheduleBiasedNorm if config.norm_bias else nn.RMSNorm
     return kind(width, eps=config.norm_eps)
-
-
-def block_width(config: HeadScheduleConfig, layer_idx: int) -> int:
-    """How many coordinates of the residual stream the layer reads and writes."""
-    width = config.block_width
-    return (width[layer_idx] if isinstance(width, list) else width) or config.hidden_size
 
 
 class HeadScheduleRotaryEmbedding(nn.Module):
@@ -99,24 +93,6 @@ class HeadScheduleRotaryEmbedding(nn.Module):
             angles = (position_ids[..., None].float() * frequencies).repeat(1, 1, 2)
             rotations[kind] = (angles.cos(), angles.sin())
         return rotations
-
-
-def layer_rotary(config: HeadScheduleConfig, layer_idx: int) -> tuple[int, float] | None:
-    """Dims of a head that the layer rotates, and their base; None if it rotates none."""
-
-    def own(value: Any) -> Any:
-        return value[layer_idx] if isinstance(value, list) else value
-
-    layer, base = config.per_layer_config[layer_idx], own(config.rope_theta)
-    if config.positions != "rope" or base is None or not layer.num_attention_heads:
-        return None
-    return round(own(config.partial_rotary) * layer.head_dim), float(base)
-
-
-def layer_window(config: HeadScheduleConfig, layer_idx: int) -> int | None:
-    """Positions that a query of the layer sees, itself included; None: all before it."""
-    sliding = (config.layer_types or [])[layer_idx] == "sliding_attention"
-    return config.per_layer_config[layer_idx].sliding_window if sliding else None
 
 
 class HeadScheduleAttention(nn.Module):
