@@ -31,6 +31,7 @@ from pretrain.config.sections import (
     DiagnosticsConfig,
     EvaluationConfig,
     InterruptionConfig,
+    LLRConfig,
     LoggingConfig,
     MaturityConfig,
     MuonConfig,
@@ -149,6 +150,8 @@ class RunConfig:
     off."""
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     maturity: MaturityConfig = field(default_factory=MaturityConfig)
+    llr: LLRConfig = field(default_factory=LLRConfig)
+    """Learning rates that follow the spectra of the weights. See docs/learning_rates.md."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
@@ -273,6 +276,7 @@ class RunConfig:
         rules."""
         model = Path(self.model).stem.replace(":", "-")  # of RUN:STEP
         rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
+        rules += "" if self.llr.apply == "none" else f"-llr_{self.llr.apply}"
         return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"
 
     @property
