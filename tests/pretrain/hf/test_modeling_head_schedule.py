@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from model.sampling import make_cached_predictor, sample
+from pretrain.hf.export_folder import CODE_FILES
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
