@@ -185,6 +185,7 @@ def _power(study: Study, options: argparse.Namespace) -> None:
 
 
 def _report(study: Study) -> None:
+    refuse_other_kind(study.folder, "study", "out")
     if not study.folder.is_dir():
         raise UserError(
             f"study: {quote(str(study.folder))} does not exist; run it first: {study.command('run')}"
