@@ -3,7 +3,7 @@ is converted, generates and is scored, or is rejected with the message that comb
 
     FUZZ_EXAMPLES=60 FUZZ_SEED=1 pytest -m slow -n 2 --dist load tests/scenarios/test_combinations.py
 
-takes 60 configurations: the covering arrays of FUZZ_SEED, FUZZ_SEED + 1 and so on. Without FUZZ_EXAMPLES four
+takes 60 configurations: the covering arrays of FUZZ_SEED, FUZZ_SEED + 1 and so on. Without FUZZ_EXAMPLES six
 are drawn from one array, one of which is compiled. The seed and the configuration are printed.
 """
 
@@ -43,7 +43,7 @@ from tests.helpers.training import build, curve, fit
 LEVELS = {name: list(levels) for name, levels in SETTINGS.items()}
 TOGETHER = [combination for combination, _ in INFEASIBLE]
 PLAIN = {name: levels[0] for name, levels in LEVELS.items()}
-COUNT = int(os.environ.get("FUZZ_EXAMPLES") or 4)
+COUNT = int(os.environ.get("FUZZ_EXAMPLES") or 6)
 
 
 @functools.cache
