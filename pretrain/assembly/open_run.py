@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from pretrain.assembly.data import open_data
 from pretrain.assembly.hooks import build_hooks
+from pretrain.assembly.initial_weights import begin_from
 from pretrain.assembly.loading import find_newest, next_state, plan_loading
 from pretrain.assembly.machine import settle_machine
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.build import build_engine, build_network, build_run_optimizer
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.growth.models import continue_model, head_group_sizes
+from pretrain.growth.models import context_head_ranks, continue_model, head_group_sizes
 from pretrain.metrics.build import build_metrics
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.report import describe_opening
@@ -68,8 +69,16 @@ def open_run(
         with listener.raising():  # nothing is there to be saved yet
             prepare_deepspeed()
             own_hooks: list[MakeHook] = [*load_hooks(run.hooks), *hooks]
-            t, sp, timeout = run.tensor_parallel, run.sequence_parallel, collective_timeout(run.interruption)
-            world = start_world(run.threads, run.deterministic, t, sp, timeout, head_group_sizes(run))
+            world = start_world(
+                run.threads,
+                run.deterministic,
+                run.tensor_parallel,
+                run.sequence_parallel,
+                collective_timeout(run.interruption),
+                head_group_sizes(run),
+                run.context_parallel,
+                context_head_ranks(run),
+            )
             check_agreement(world, run.to_yaml())
             if begun := may_have_begun(run, world):  # nothing may be read while another job writes
                 hold_run_folder(run, world, held)
@@ -77,6 +86,8 @@ def open_run(
             store = CheckpointStore(run.folder, run.checkpoint, world)
             newest = find_newest(run, store)
             asked_model = run.build_model_config(**data.model_fields())
+            if newest.folder is None and run.init_from is not None:
+                newest = begin_from(run, asked_model, data.tokenizer, world)
             saved_model, model_config = continue_model(run, asked_model, newest.state)
             rates = GroupRates(run_groups(run, model_config), run)
             decisions = decide(run, ds_config, model_config, newest.state, gather_facts(run, world))

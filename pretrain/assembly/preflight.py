@@ -6,8 +6,11 @@ import os
 import shlex
 from pathlib import Path
 
+from model.context_plan import check_context_parallel
 from model.errors import UserError, suggest
 from model.parallel_plan import check_tensor_parallel, check_world
+from pretrain.checkpoint.finder import checkpoint_steps, is_run, require_steps
+from pretrain.config.model_file import SOURCES, split_step
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import is_prefix
 from pretrain.data.sequences import parse_blend
@@ -27,11 +30,13 @@ def check_start(run: RunConfig) -> None:
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
             validate on, a data_root that cannot be written, a batch that the ranks cannot share, a run
-            folder of another kind, tasks of an evaluation that do not exist.
+            folder of another kind, weights to begin with that are not there, tasks of an evaluation that do
+            not exist.
     """
     launch = read_environment()
     refuse_other_kind(run.folder, "run", "name")
     check_threads(run.threads)
+    check_source(run)
     if run.logging.wandb != "disabled":
         check_variables("wandb")
     if run.logging.wandb in ("online", "offline"):
@@ -49,12 +54,12 @@ def check_start(run: RunConfig) -> None:
             _check_corpus(folder, "data")
     for folder, _ in parse_blend(run.validation.data) if run.validation.data is not None else ():
         _check_corpus(folder, "validation.data")
-    check_world(launch.size, run.tensor_parallel)
+    check_world(launch.size, run.tensor_parallel, run.context_parallel)
     share_batch(
         run.global_batch_tokens,
         run.micro_batch,
         run.build_model_config().context_length,
-        launch.size // run.tensor_parallel,
+        launch.size // (run.tensor_parallel * run.context_parallel),
     )
     if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
         from pretrain.evaluation.checks import check_evaluation
@@ -62,15 +67,41 @@ def check_start(run: RunConfig) -> None:
         check_evaluation(run.evaluation)
 
 
+def check_source(run: RunConfig) -> None:
+    """Refuse ``init_from`` of a run that has not begun where there are no weights to begin with.
+
+    Raises:
+        UserError: no such folder, a run without that checkpoint, the run itself.
+    """
+    if run.init_from is None or run.checkpoint.mirror is not None or checkpoint_steps(run.folder):
+        return
+    name, step = split_step(run.init_from)
+    folder = Path(name)
+    if os.path.realpath(folder) == os.path.realpath(run.folder):
+        raise UserError(
+            f"init_from: {run.folder} is this run itself, and holds no checkpoint; give {SOURCES} that has "
+            "the weights"
+        )
+    try:
+        if is_run(folder):
+            require_steps(folder, step)
+        elif step is not None or not (folder / "config.json").exists():
+            raise UserError(f"{name!r} holds no weights; give {SOURCES}")
+    except UserError as error:
+        raise UserError(f"init_from: {error}") from None
+
+
 def check_settings(run: RunConfig) -> None:
     """Refuse settings that do not fit each other; data, ranks and machine are not looked at.
 
     Raises:
-        UserError: see RunConfig.build_model_config, check_tensor_parallel and share_batch; rules, or a
-            release, that do not fit the model or the run.
+        UserError: see RunConfig.build_model_config, check_tensor_parallel, check_context_parallel and
+            share_batch; rules, or a release, that do not fit the model or the run.
     """
     model = run.build_model_config()
-    check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
+    degrees = run.tensor_parallel, run.context_parallel
+    check_tensor_parallel(model, degrees[0], sequence_parallel=run.sequence_parallel)
+    check_context_parallel(model, degrees[1], degrees[0], sequence_parallel=run.sequence_parallel)
     share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
     if not run.lr_rules:  # every parameter follows the base schedule, whatever the model is
         LearningRateSchedule(run.schedule, run.steps)
