@@ -128,7 +128,7 @@ def test_a_saved_setting_equals_the_one_that_was_asked(tmp_path, name):
     saved = saved_and_read(tmp_path, run)
     model = default.build_model_config()
     state = TrainingState(model=saved.model, run=run.to_dict())
-    assert check_resume(saved, state, run, model) == ["loaded imported weights, the optimizer starts fresh"]
+    assert not [note for note in check_resume(saved, state, run, model) if " changed: " in note]
     assert {*diff_settings(run, default)} == {*flatten(CASES[name])} >= {name}
     if name.split(".")[0] not in SILENT and name not in ("document_mask", "optimizer.decay_embeddings"):
         changed = dataclasses.replace(default, optimizer=dataclasses.replace(default.optimizer, reset=True))
