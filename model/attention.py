@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
 from typing import Literal, NamedTuple, cast
 
@@ -14,6 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 from model.block_attention import block_attention
 from model.collectives import copy_to_ranks
 from model.config import ModelConfig
+from model.context import ContextExchange
 from model.documents import has_varlen_kernel, select_rows, varlen_attention
 from model.exchange import Form, HeadExchange, Span
 from model.linears import column_linear, enter_columns, fused_columns, row_linear
@@ -26,8 +28,14 @@ Kernel = Literal["torch", "blocks"]
 apart."""
 
 
+BLOCK_ROWS = 512
+"""Queries that are computed at a time on a CPU where keys are gathered over context ranks."""
+
+
 class BlockInputs(NamedTuple):
-    """What a block of the network gets besides the hidden states; Transformer.enter makes them."""
+    """What a block of the network gets besides the hidden states; Transformer.enter makes them. With context
+    parallelism tables and document masks have this rank's positions (the masks those of its group, as
+    ContextExchange.positions), and where keys are gathered there is no mask for a window."""
 
     table: Table | None = None
     """Rotary table of the head dim, PackedDocuments.table if documents are packed; None without rotary
@@ -57,6 +65,9 @@ class Heads(NamedTuple):
     """Positions [start, stop) that the rows stand for, chunk after chunk; None is all T."""
     sequences: slice = slice(None)
     """Which sequences of the micro-batch these are."""
+    rows: list[Span] | None = None
+    """Where keys are gathered over context ranks, the spans as rows of the mask; None: a mask has all
+    positions."""
 
 
 class HeadGate(nn.Module):
@@ -103,6 +114,7 @@ class Attention(nn.Module):
         self.fused_qkv = fused_qkv
         self.attention = attention
         self.exchange: HeadExchange | None = None
+        self.context: ContextExchange | None = None
         # Heads that this rank computes at a time: those of its group of ranks, all of them at t = 1.
         self.heads = config.heads[layer]
         self.kv_heads = config.layer_kv_heads(layer)
@@ -110,6 +122,8 @@ class Attention(nn.Module):
             self.exchange = HeadExchange(config, layer, grid)
             self.heads //= self.exchange.groups
             self.kv_heads //= self.exchange.groups
+        if grid.context_parallel > 1:
+            self.context = ContextExchange(config, layer, grid)
         self.head_dim = config.layer_head_dim(layer)
         self.window = config.layer_window(layer)
         # None leaves 1/sqrt(d_h), this layer's own (arXiv 2606.27449, section 1), to SDPA.
@@ -132,7 +146,7 @@ class Attention(nn.Module):
     def takes_offsets(self, hidden: Tensor, batch: int, length: int) -> bool:
         """Whether packed documents [B, T] are kept apart by offsets, not by a mask (see
         model/documents.py)."""
-        if not has_varlen_kernel(hidden, self.head_dim):
+        if not has_varlen_kernel(hidden, self.head_dim) or (self.context and self.context.ranks > 1):
             return False
         return self.exchange is None or self.exchange.form(batch, length, packed=True).spans == [(0, length)]
 
@@ -145,8 +159,12 @@ class Attention(nn.Module):
             query, key, value = fused_columns(hidden, (self.q, self.k, self.v))
         else:
             query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)
-        heads, form = self.whole_heads(query, key, value, table, mask, offsets)
-        output = attend(heads, self.scale, self.window, self.attention).flatten(2)  # [B, rows, A]
+        heads, form = self._own_heads(query, key, value, table, mask, offsets)
+        if self.context is None:
+            output = attend(heads, self.scale, self.window, self.attention)
+        else:
+            output = self._attend_together(heads, self.context)
+        output = output.flatten(2)  # [B, rows, A]
         return self.project(output if form is None else form.gather(output), hidden)
 
     def project(self, output: Tensor, hidden: Tensor) -> Tensor:
@@ -169,6 +187,27 @@ class Attention(nn.Module):
     ) -> tuple[Heads, Form | None]:
         """This rank's columns [B, T, …] of q, k and v -> whole heads; at t > 1 the form that takes outputs
         back."""
+        heads, form = self._own_heads(query, key, value, table, mask, offsets)
+        return (heads if self.context is None else _share(heads, self.context)[0]), form
+
+    @torch.compiler.disable  # a graph has no hooks for what autograd saves
+    def _attend_together(self, heads: Heads, context: ContextExchange) -> Tensor:
+        """attend() of the heads of this rank's positions, with the keys of all context ranks."""
+        shared, saving = _share(heads, context)
+        with saving:
+            output = attend(shared, self.scale, self.window, self.attention)
+        return context.join(output)
+
+    def _own_heads(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        table: Table | None,
+        mask: Tensor | None,
+        offsets: Tensor | None = None,
+    ) -> tuple[Heads, Form | None]:
+        """whole_heads of the positions that this rank holds, T / c."""
         form: Form | None = None
         spans, sequences = None, slice(None)
         if self.exchange is not None:
@@ -182,7 +221,11 @@ class Attention(nn.Module):
             if packed:
                 table = table and (table[0][sequences], table[1][sequences])
                 mask = None if mask is None else mask[sequences]
-                offsets = None if offsets is None else select_rows(offsets, first, last, length)
+                offsets = (
+                    None
+                    if offsets is None
+                    else select_rows(offsets, first, last, length * self.grid.context_parallel)
+                )
         query = query.unflatten(2, (self.heads, self.head_dim))  # [B, rows, h, d_h]
         key = key.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
         value = value.unflatten(2, (self.kv_heads, self.head_dim))  # [B, T, kv, d_h]
@@ -192,6 +235,14 @@ class Attention(nn.Module):
             query = rotate(query, table) if spans is None else rotate_spans(query, table, spans)
             key = rotate(key, table)
         return Heads(query, key, value, mask, offsets, spans, sequences), form
+
+
+def _share(heads: Heads, context: ContextExchange) -> tuple[Heads, AbstractContextManager[None]]:
+    """The heads of a rank's positions -> those that it attends for, with all keys; what to attend inside
+    of."""
+    *shared, spans, rows, saving = context.share(*heads[:3], heads.spans)
+    query, key, value = shared
+    return heads._replace(query=query, key=key, value=value, spans=spans, rows=rows), saving
 
 
 def attend(heads: Heads, scale: float | None, window: int | None, attention: Kernel = "torch") -> Tensor:
@@ -217,6 +268,13 @@ def attend(heads: Heads, scale: float | None, window: int | None, attention: Ker
         parts = [
             block_attention(part, key[:, :, :stop], value[:, :, :stop], scale, window)
             for part, (_, stop) in _parts(query, heads.spans)
+        ]
+    elif heads.rows is not None:
+        parts = [
+            _attend_gathered(
+                part, key, value, None if mask is None else mask[..., slice(*at), :], span, scale, window
+            )
+            for (part, span), at in zip(_parts(query, heads.spans), heads.rows, strict=True)
         ]
     elif heads.spans is None:
         parts = [_sdpa(query, key, value, mask, scale, is_causal=mask is None)]
@@ -279,6 +337,52 @@ def _attend_span(
         bias = causal_lower_right(stop - start, stop - first)
         return _sdpa(query, _repeat_kv(key, groups), _repeat_kv(value, groups), bias, scale)
     return _sdpa(query, key, value, visibility_mask(span, (0, stop), None, query.device), scale)
+
+
+def _attend_gathered(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    span: Span,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """As _attend_span, with the rows of the mask that the queries are. Without a mask of documents its memory
+    does not grow with T: a block of queries takes its mask as a view of one that all blocks and layers share.
+    """
+    start, stop = span
+    hidden = window is not None and window < stop
+    if mask is None and not hidden and (start == 0 or query.is_cuda):
+        if start == 0:
+            return _sdpa(query, key[:, :, :stop], value[:, :, :stop], None, scale, is_causal=True)
+        return _attend_span(query, key, value, None, span, scale, window)
+    size = stop - start if query.is_cuda or mask is not None else BLOCK_ROWS
+    parts = []
+    for begin in range(start, stop, size):
+        end = min(begin + size, stop)
+        first = max(0, begin + 1 - window) // 8 * 8 if window is not None and hidden else 0
+        if mask is None:
+            seen = _block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
+            before = seen.shape[1] - size  # columns of the block mask before its first query
+            part = seen[: end - begin, before - (begin - first) : before + end - begin]
+        else:
+            part = mask[..., first:end]
+        rows = query[:, :, begin - start : end - start]
+        parts.append(_sdpa(rows, key[:, :, first:end], value[:, :, first:end], part, scale))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+@functools.lru_cache(maxsize=16)
+def _block_mask(
+    rows: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """What a block of queries sees of as many keys before it as it may, and of itself; to be added to the
+    logits."""
+    before = length if window is None else min(length, window // 8 * 8 + 16)
+    with torch.inference_mode(False):  # training saves it
+        seen = visibility_mask((before, before + rows), (0, before + rows), window, device)
+        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
 
 
 def flash_supports(element_bytes: int, head_dim: int) -> bool:

@@ -33,7 +33,8 @@ def _exchange(tensor: Tensor, group: Any) -> Tensor:
     return result
 
 
-def _gather(tensor: Tensor, group: Any) -> Tensor:
+def gather(tensor: Tensor, group: Any) -> Tensor:
+    """[...] -> [r, ...], without gradients: row i is rank i's tensor."""
     tensor = tensor.contiguous()
     result = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
     # gloo needs the output as a concatenation along the first dimension; NCCL accepts that, too.
@@ -41,7 +42,7 @@ def _gather(tensor: Tensor, group: Any) -> Tensor:
     return result
 
 
-def _add_and_scatter(tensor: Tensor, group: Any) -> Tensor:
+def add_and_scatter(tensor: Tensor, group: Any) -> Tensor:
     """A reduce-scatter made of an all-to-all and a sum: the same bytes travel, the additions have one fixed
     order, and bf16 terms are added in fp32 and rounded once."""
     received = _exchange(tensor, group)
@@ -50,11 +51,15 @@ def _add_and_scatter(tensor: Tensor, group: Any) -> Tensor:
 
 
 def _gather_columns(tensor: Tensor, group: Any) -> Tensor:
-    return _gather(tensor, group).movedim(0, -2).flatten(-2)
+    return gather(tensor, group).movedim(0, -2).flatten(-2)
 
 
 def _take_own_columns(tensor: Tensor, group: Any) -> Tensor:
     return tensor.chunk(dist.get_world_size(group), dim=-1)[dist.get_rank(group)].contiguous()
+
+
+def _times_ranks(tensor: Tensor, group: Any) -> Tensor:
+    return tensor * dist.get_world_size(group)
 
 
 def _pass_through(tensor: Tensor, group: Any) -> Tensor:
@@ -83,12 +88,15 @@ sum_over_ranks = _make_differentiable(_all_reduce, _pass_through)
 """Sum of the ranks' tensors, on every rank; each rank gets the sum's gradient."""
 all_to_all = _make_differentiable(_exchange, _exchange)
 """[r, ...] -> [r, ...]: rank i's row j becomes rank j's row i."""
-all_gather = _make_differentiable(_gather, _add_and_scatter)
+all_gather = _make_differentiable(gather, add_and_scatter)
 """[...] -> [r, ...]: row i is rank i's tensor; a rank's gradient is summed over all ranks that used it."""
-sum_scatter = _make_differentiable(_add_and_scatter, _gather)
+sum_scatter = _make_differentiable(add_and_scatter, gather)
 """[r, ...] -> [...]: on rank i, the sum of all ranks' rows i (a reduce-scatter)."""
 gather_last = _make_differentiable(_gather_columns, _take_own_columns)
 """[..., c] -> [..., r c]: all ranks' columns in rank order, for work that every rank repeats.
 
 Its gradient is the same on all ranks, so each takes its own columns of it; nothing is summed.
 """
+sum_of_shares = _make_differentiable(_all_reduce, _times_ranks)
+"""Sum of the ranks' shares of a loss, on every rank. Its gradient is that of the sum of all ranks' results,
+so that gradients which are averaged over the ranks, as those of copies are, come out right."""

@@ -51,7 +51,7 @@ class PackedDocuments:
         maybe_mark_dynamic(offsets, 0)
         self.offsets = offsets
         self.batch, self.length, self.dtype = batch, length, dtype
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
         self._tables: dict[tuple[int, float], Table] = {}
 
     @cached_property
@@ -69,23 +69,26 @@ class PackedDocuments:
             self._tables[rotary] = (cosines[self.positions], sines[self.positions])
         return self._tables[rotary]
 
-    def mask(self, window: int | None) -> Tensor:
+    def mask(self, window: int | None, rows: Tensor | None = None) -> Tensor:
         """Mask [B, 1, T, T] to be added to the logits: 0 where a query (row) sees a key (column), else -inf.
 
         window: how many positions a query sees at most, its own included; None is all of its document's.
+        rows: positions of the queries, ascending, which their number tells from others; None is all T.
         """
         if window is not None and window >= self.length:
             window = None  # it hides nothing: one mask serves both
-        if window not in self._masks:
-            queries = torch.arange(self.length, device=self.offsets.device)
-            first = queries - self.positions  # [B, T]: the first key that each query sees
+        key = (window, self.length if rows is None else len(rows))
+        if key not in self._masks:
+            keys = torch.arange(self.length, device=self.offsets.device)
+            queries = keys if rows is None else rows
+            first = queries - self.positions[:, queries]  # [B, rows]: the first key that each query sees
             if window is not None:
                 first = torch.maximum(first, queries - (window - 1))
-            seen = queries >= first[..., None]  # [B, T, T]: here *queries* are the keys
-            seen &= queries <= queries[:, None]
+            seen = keys >= first[..., None]  # [B, rows, T]
+            seen &= keys <= queries[:, None]
             mask = torch.full(seen.shape, float("-inf"), dtype=self.dtype, device=seen.device)
-            self._masks[window] = mask.masked_fill_(seen, 0).unsqueeze(1)
-        return self._masks[window]
+            self._masks[key] = mask.masked_fill_(seen, 0).unsqueeze(1)
+        return self._masks[key]
 
 
 def extend_offsets(offsets: Tensor, length: int, added: int) -> Tensor:

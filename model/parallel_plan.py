@@ -37,22 +37,32 @@ def choose_form(ranks: int, batch: int, length: int, layer: int) -> FormName:
     raise _cannot_split(batch, length, layer, ranks, ranks)
 
 
-def _cannot_split(batch: int, length: int, layer: int, ranks: int, multiple: int) -> UserError:
+def _cannot_split(
+    batch: int, length: int, layer: int, ranks: int, multiple: int, context_parallel: int = 1
+) -> UserError:
     lower, upper = batch // multiple * multiple, (batch // multiple + 1) * multiple
     return UserError(
         f"micro_batch: {batch} sequences of {length} tokens cannot be shared by the {ranks} ranks that split "
         f"the heads of layer {layer}; micro_batch must be a multiple of {multiple} (nearest: "
-        f"{f'{lower} or ' if lower else ''}{upper}), or context_length one of {2 * ranks}"
+        f"{f'{lower} or ' if lower else ''}{upper}), or context_length one of {2 * ranks * context_parallel}"
     )
 
 
-def check_world(world_size: int, tensor_parallel: int) -> None:
-    """Refuse a degree that does not divide the number of ranks, naming those that do."""
+def check_world(world_size: int, tensor_parallel: int, context_parallel: int = 1) -> None:
+    """Refuse degrees that do not divide the number of ranks, naming those that do."""
     if type(tensor_parallel) is not int or tensor_parallel < 1 or world_size % tensor_parallel:
         valid = ", ".join(str(t) for t in range(1, world_size + 1) if world_size % t == 0)
         raise UserError(
             f"tensor_parallel: {tensor_parallel!r} does not divide the {world_size} rank"
             f"{'s' if world_size > 1 else ''} of this run; valid values are {valid}"
+        )
+    replicas = world_size // tensor_parallel
+    if type(context_parallel) is not int or context_parallel < 1 or replicas % context_parallel:
+        valid = ", ".join(map(str, divisors(replicas)))
+        each = f", {tensor_parallel} of them tensor-parallel" if tensor_parallel > 1 else ""
+        raise UserError(
+            f"context_parallel: {context_parallel!r} does not divide the {world_size} "
+            f"rank{'s' if world_size > 1 else ''} of this run{each}; valid values are {valid}"
         )
 
 
@@ -88,14 +98,14 @@ def check_tensor_parallel(
             )
 
 
-def split_multiple(config: ModelConfig, tensor_parallel: int) -> int:
+def split_multiple(config: ModelConfig, tensor_parallel: int, context_parallel: int = 1) -> int:
     """The number that a micro-batch of full sequences must be a multiple of, so that every layer's ranks can
     split it.
 
     1 where all layers have whole heads or can use the query form.
     """
-    sizes = head_group_sizes(config, tensor_parallel)
-    return math.lcm(*(ranks for ranks in sizes if ranks > 1 and config.context_length % (2 * ranks)))
+    sizes, length = head_group_sizes(config, tensor_parallel), config.context_length // context_parallel
+    return math.lcm(*(ranks for ranks in sizes if ranks > 1 and length % (2 * ranks)))
 
 
 def head_group_sizes(config: ModelConfig, tensor_parallel: int) -> set[int]:
@@ -105,13 +115,16 @@ def head_group_sizes(config: ModelConfig, tensor_parallel: int) -> set[int]:
     }
 
 
-def check_split(config: ModelConfig, tensor_parallel: int, micro_batch: int) -> None:
+def check_split(
+    config: ModelConfig, tensor_parallel: int, micro_batch: int, context_parallel: int = 1
+) -> None:
     """Refuse a micro-batch that some layer's ranks can split in neither form; UserError names the valid
     ones."""
-    multiple = split_multiple(config, tensor_parallel)
+    multiple = split_multiple(config, tensor_parallel, context_parallel)
     if micro_batch % multiple == 0:
         return
+    length = config.context_length // context_parallel
     for layer in range(config.num_layers):
         _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
-        if micro_batch % ranks and config.context_length % (2 * ranks):
-            raise _cannot_split(micro_batch, config.context_length, layer, ranks, multiple)
+        if micro_batch % ranks and length % (2 * ranks):
+            raise _cannot_split(micro_batch, length, layer, ranks, multiple, context_parallel)

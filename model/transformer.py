@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention, BlockInputs, Kernel, local_mask
-from model.collectives import gather_last
+from model.collectives import gather_last, sum_of_shares
 from model.config import ModelConfig
+from model.context import all_positions, own_positions
+from model.context_plan import check_context_parallel, position_multiple
 from model.documents import PackedDocuments, extend_offsets
 from model.errors import UserError
 from model.feedforward import FeedForward
@@ -72,9 +74,11 @@ class Transformer(nn.Module):
     attention says what computes attention, see Kernel.
     fused changes no more than rounding. At t > 1 the loss has its own form, and at ZeRO stage 3 "all" is not
     possible. On a *grid* with t > 1 this is the part of the model that its rank holds; without one the model
-    is whole.
+    is whole. On one with c > 1 its rank computes a part of the positions: it is given whole sequences, and
+    its results are those of whole sequences, the same on all c ranks. Gradients are c times those of its
+    positions' share of the loss, to be averaged over the ranks as those of copies are.
 
-    Raises UserError if t does not divide the widths of the model.
+    Raises UserError if t does not divide the widths of the model, or 2c its context length.
     """
 
     def __init__(
@@ -96,7 +100,9 @@ class Transformer(nn.Module):
         adds to it. None where the loss is the cross entropy."""
         self.checkpoint_activations = checkpoint_activations
         self.grid = grid
-        check_tensor_parallel(config, grid.tensor_parallel, sequence_parallel=grid.sequence_parallel)
+        t, c = grid.tensor_parallel, grid.context_parallel
+        check_tensor_parallel(config, t, sequence_parallel=grid.sequence_parallel)
+        check_context_parallel(config, c, t, sequence_parallel=grid.sequence_parallel)
         rows = config.padded_vocab_size(grid.tensor_parallel)
         self.token_embedding: nn.Module = token_embedding(rows, config.d_model, grid)
         self.position_embedding: nn.Embedding | None = None
@@ -109,6 +115,10 @@ class Transformer(nn.Module):
             Block(config, layer, grid, fused=fused == "all", attention=attention)
             for layer in range(config.num_layers)
         )
+        for block in self.layers:
+            attending = cast(Block, block).attention
+            if attending is not None and attending.context is not None:
+                attending.context.gathers_again = not checkpoint_activations
         self.final_norm = build_norm(config, grid)
         self.output: nn.Module | None = None
         self.classifier: nn.Linear | None = None
@@ -141,9 +151,12 @@ class Transformer(nn.Module):
         length = tokens.shape[1]
         if length > self.config.context_length:
             raise UserError(f"tokens: {length} positions exceed context_length {self.config.context_length}")
-        if self.grid.sequence_parallel and length % self.grid.tensor_parallel:
+        grid = self.grid
+        parts = grid.tensor_parallel if grid.sequence_parallel else 1
+        multiple = position_multiple(grid.context_parallel, parts)
+        if length % multiple:
             # Sampling, at any length. No other position attends to those added at the end.
-            padding = (0, -length % self.grid.tensor_parallel)
+            padding = (0, -length % multiple)
             tokens = F.pad(tokens, padding)
             if document_offsets is not None:
                 document_offsets = extend_offsets(document_offsets, length, padding[1])
@@ -161,8 +174,10 @@ class Transformer(nn.Module):
         if self.classifier is not None:
             return cast(Tensor, self.classifier(self.lm_head_input(hidden)))
         logits = self.logits_of(hidden)
-        if self.grid.tensor_parallel > 1:
-            logits = gather_last(logits, self.grid.tensor_group)
+        if grid.tensor_parallel > 1:
+            logits = gather_last(logits, grid.tensor_group)
+        if grid.context_parallel > 1:
+            logits = all_positions(logits, grid)
         return logits[..., : self.config.vocab_size]
 
     def enter(
@@ -171,18 +186,19 @@ class Transformer(nn.Module):
         """Tokens [B, T] -> what enters the first block [B, T, d], and what each block gets besides the hidden
         states.
 
-        T and document_offsets as in forward. With sequence parallelism the hidden states are this rank's part
-        of T.
+        T and document_offsets as in forward. With sequence or context parallelism the hidden states are this
+        rank's part of T.
         """
         batch, length = tokens.shape
-        hidden = self.token_embedding(tokens)
+        hidden = self.token_embedding(own_positions(tokens, self.grid, 1))
         documents = None
         if document_offsets is not None:
             documents = PackedDocuments(document_offsets, batch, length, hidden.dtype)
         if self.position_embedding is not None:
             positions = documents.positions if documents else torch.arange(length, device=tokens.device)
-            hidden = hidden + self.position_embedding(positions)
+            hidden = hidden + self.position_embedding(own_positions(positions, self.grid, -1))
         masks: dict[int | None, Tensor | None] = {}  # layers with the same window share one
+        tables: dict[tuple[int, float] | None, Table | None] = {}  # and those with the same rotation
         inputs = []
         for layer, block in enumerate(self.layers):
             attention = cast(Block, block).attention
@@ -190,20 +206,35 @@ class Transformer(nn.Module):
                 inputs.append(BlockInputs())
                 continue
             window, mask, offsets = self.config.layer_window(layer), None, None
-            table = self.table(layer, hidden, 0, length)
+            rotary = self.config.layer_rotary(layer)
+            if rotary not in tables:
+                tables[rotary] = self._own_table(layer, hidden, length, documents)
+            table = tables[rotary]
+            context = attention.context
+            gathers = context is not None and context.ranks > 1
             if documents is None:
-                if window not in masks:
+                if window not in masks and not gathers:
                     masks[window] = local_mask(length, window, hidden.device)
-                mask = masks[window]
+                mask = None if gathers else masks[window]
+            elif attention.takes_offsets(hidden, batch, length // self.grid.context_parallel):
+                offsets = documents.offsets
             else:
-                if table is not None and (rotary := self.config.layer_rotary(layer)) is not None:
-                    table = documents.table(rotary, table)
-                if attention.takes_offsets(hidden, batch, length):
-                    offsets = documents.offsets
-                else:
-                    mask = documents.mask(window)
+                rows = context.positions(length, hidden.device) if context is not None and gathers else None
+                mask = documents.mask(window, rows)
             inputs.append(BlockInputs(table, mask, offsets))
         return hidden, inputs
+
+    def _own_table(
+        self, layer: int, hidden: Tensor, length: int, documents: PackedDocuments | None
+    ) -> Table | None:
+        """The layer's rotary table of the positions that this rank holds of T = *length*."""
+        table, rotary = self.table(layer, hidden, 0, length), self.config.layer_rotary(layer)
+        if table is None or rotary is None:
+            return None
+        if documents is not None:
+            table = documents.table(rotary, table)
+        cosines, sines = (own_positions(part, self.grid, -3) for part in table)
+        return cosines, sines
 
     def table(self, layer: int, hidden: Tensor, start: int, stop: int) -> Table | None:
         """The layer's rotary table of positions [start, stop) for these hidden states, or None."""
@@ -214,7 +245,20 @@ class Transformer(nn.Module):
 
     def loss_of(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The last block's output [B, T, d] and labels [B, T] -> mean loss in nats: final norm, head, cross
-        entropy, and in training mode z_loss."""
+        entropy, and in training mode z_loss. With context parallelism the output is that of this rank's
+        positions, and the loss that of all."""
+        if self.grid.context_parallel > 1:
+            own = own_positions(labels, self.grid, 1)
+            count = (labels != IGNORED_LABEL).sum().clamp(min=1)
+            share = (own != IGNORED_LABEL).sum() / count.double()
+            loss = self._loss_of_own(hidden, own)
+            if self.loss_terms is not None:
+                terms = (self.loss_terms * share).to(self.loss_terms.dtype)
+                self.loss_terms = cast(Tensor, sum_of_shares(terms, self.grid.context_group))
+            return cast(Tensor, sum_of_shares((loss * share).to(loss.dtype), self.grid.context_group))
+        return self._loss_of_own(hidden, labels)
+
+    def _loss_of_own(self, hidden: Tensor, labels: Tensor) -> Tensor:
         vocab_size, softcap = self.config.vocab_size, self.config.logit_softcap
         z_loss = self.config.z_loss if self.training else 0.0
         self.loss_terms = None

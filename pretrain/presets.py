@@ -4,6 +4,7 @@ spreads it.
 python -m pretrain.presets                                              # all
 python -m pretrain.presets prism-124m --plot heads.png                  # draw a head schedule
 python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4      # what is exchanged, by layer
+python -m pretrain.presets context --model prism-124m --context_parallel 2 4 8      # and by context ranks
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from model.allocations import MOST_LAYERS, MULTIPLE, PROFILES, parse_allocation
+from model.config import ModelConfig
 from model.errors import UserError
 from model.heads import draw_heads, format_heads
 from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import load_named_model
+from pretrain.plan.context_parallel import (
+    describe_form,
+    gather_elements,
+    plan_context_parallel,
+    ulysses_elements,
+)
 from pretrain.plan.tensor_parallel import DTYPE_BYTES, ParallelPlan, plan_tensor_parallel
 from pretrain.runtime.command import run_command
 from pretrain.utils.format import align_columns, print_lines
@@ -33,12 +42,15 @@ def run_presets(arguments: list[str]) -> None:
     """
     if arguments[:1] == ["exchange"]:
         return run_exchange(arguments[1:])
+    if arguments[:1] == ["context"]:
+        return run_context(arguments[1:])
     if arguments[:1] == ["allocations"]:
         return run_allocations(arguments[1:])
     parser = CommandParser(
         prog="python -m pretrain.presets",
         description="List the model presets.",
         epilog="python -m pretrain.presets exchange --help: how tensor parallelism spreads a model's heads; "
+        "python -m pretrain.presets context --help: how context parallelism shares its attention; "
         "python -m pretrain.presets allocations --help: shapes of capacity over depth at an equal budget",
     )
     add = parser.add_argument
@@ -82,6 +94,27 @@ def run_exchange(arguments: list[str]) -> None:
     )
 
 
+def run_context(arguments: list[str]) -> None:
+    """Print how context ranks share a model's attention, and what they send. Raises UserError as run_presets
+    does."""
+    parser = CommandParser(
+        prog="python -m pretrain.presets context",
+        description="How context parallelism shares each layer's attention, and what it sends.",
+    )
+    add = parser.add_argument
+    presets = "preset (python -m pretrain.presets lists them), or a .json file of its fields"
+    add("--model", required=True, help=presets)
+    add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
+    add("--context_parallel", type=int, nargs="+", required=True, help="c: ranks that share each sequence")
+    add("--context_length", type=int, help="T, in place of the preset's")
+    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
+    options = parser.parse_args(arguments)
+    config = load_named_model(options.model)
+    changes = {name: getattr(options, name) for name in ("heads", "context_length")}
+    config = config.replace(**{name: value for name, value in changes.items() if value is not None})
+    print("\n\n".join(context_table(config, degree, options.dtype) for degree in options.context_parallel))
+
+
 def run_allocations(arguments: list[str]) -> None:
     """Print allocations of a width over depth, and draw them. Raises UserError as run_presets does."""
     parser = CommandParser(
@@ -109,14 +142,24 @@ def run_allocations(arguments: list[str]) -> None:
         rows.append([made.text, *drawn, f"{sum(given):,}", f"{difference:+,}" if difference else "equal"])
     print("\n".join(align_columns(rows, left={0, 1, 2})))
     if options.plot:
+        columns = min(4, len(found))
+        lines = -(-len(found) // columns)
+        size = (2.2 * columns, 0.5 + 1.5 * lines)
         with save_figure(
-            Path(options.plot), "--plot", 1, len(found), size=(2 * len(found), 2.4), dpi=150, squeeze=False
-        ) as (_, axes):
-            most = max(max(given) for given in widths.values())
-            for axis, (text, given) in zip(axes.flat, widths.items(), strict=True):
-                axis.bar(range(len(given)), given, color="tab:blue")
-                axis.set(title=text, xlabel="layer", ylim=(0, 1.05 * most))
-            axes.flat[0].set(ylabel="width")
+            *(Path(options.plot), "--plot", lines, columns),
+            size=size,
+            dpi=150,
+            squeeze=False,
+            sharex=True,
+            sharey=True,
+        ) as (fig, axes):
+            for axis in axes.flat[len(found) :]:
+                axis.set_axis_off()
+            for axis, (text, given) in zip(axes.flat, widths.items(), strict=False):
+                axis.bar(range(1, len(given) + 1), given, color="tab:blue")
+                axis.set_title(text, fontsize="small")
+            fig.supxlabel("layer", fontsize="small")
+            fig.supylabel("width", fontsize="small")
         print_lines(f"wrote {options.plot}")
 
 
@@ -158,6 +201,46 @@ def plan_table(found: ParallelPlan) -> str:
         f"  head exchange                                     {mebibytes(found.exchange_bytes)}{share}",
     ]
     return "\n".join([*align_columns(rows), *totals])
+
+
+def context_table(config: ModelConfig, context_parallel: int, dtype: str) -> str:
+    """What each layer's context ranks do and send, beside other methods, as an aligned table in MiB per rank
+    and sequence; neighbouring layers that are alike together."""
+    c, size = context_parallel, DTYPE_BYTES[dtype]
+    plan = plan_context_parallel(config, c, dtype=dtype)
+    try:
+        tensor: ParallelPlan | None = plan_tensor_parallel(config, c, 1, dtype)
+    except UserError:  # a width that c does not divide, or T
+        tensor = None
+
+    def mebibytes(number: int | None) -> str:
+        return "refused" if number is None else f"{number / 2**20:,.2f}"
+
+    header = ["layers", "heads", "kv", "head dim", "form", "sent", "Ulysses", "ring or gather", "tensor"]
+    rows, totals = [], [0, 0, 0, 0]
+    refused = [False, False]
+    for layer in plan.layers:
+        exchanged = ulysses_elements(config, layer.layer, c)
+        sums = None if tensor is None else tensor.layers[layer.layer]
+        sent = [
+            max(layer.sent_bytes),
+            None if exchanged is None else size * exchanged,
+            size * gather_elements(config, layer.layer, c),
+            None if sums is None else sums.exchange_bytes + sums.all_reduce_bytes,
+        ]
+        refused = [refused[0] or sent[1] is None, refused[1] or sent[3] is None]
+        totals = [total + (number or 0) for total, number in zip(totals, sent, strict=True)]
+        shape = [str(number) for number in (layer.heads, layer.kv_heads, layer.head_dim)]
+        rows.append([str(layer.layer), *shape, describe_form(layer.form), *map(mebibytes, sent)])
+    merged = []
+    for values, alike in groupby(rows, key=lambda row: row[1:]):
+        layers = [row[0] for row in alike]
+        merged.append([layers[0] if len(layers) == 1 else f"{layers[0]}-{layers[-1]}", *values])
+    shown = [totals[0], None if refused[0] else totals[1], totals[2], None if refused[1] else totals[3]]
+    merged.append(["all", "", "", "", "", *map(mebibytes, shown)])
+    length = config.context_length
+    title = f"c = {c}: sent by each rank per sequence of {length} tokens, forward and backward, in MiB"
+    return "\n".join([title, *align_columns([header, *merged], left={0, 4})])
 
 
 def draw_preset(name: str, path: str) -> None:

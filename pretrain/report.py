@@ -12,6 +12,7 @@ from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.engine.layout import weights_are_finite
 from pretrain.metrics.file import FILE_NAME
+from pretrain.plan.context_parallel import describe_forms
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.collective_guard import run_guarded
@@ -41,13 +42,16 @@ def describe_opening(
     run, model, batch, world = session.run, session.model_config, session.batch, session.world
     decisions, settings = session.decisions, session.decisions.settings
     where = f"{world.size} rank{'s' if world.size > 1 else ''}, each on {describe_device(world.device)}"
-    if world.tensor_parallel > 1:
-        where += f"; {world.tensor_parallel} tensor-parallel x {world.data_parallel} data-parallel"
+    if world.tensor_parallel * world.context_parallel > 1:
+        where += f"; {world.tensor_parallel} tensor-parallel x "
+        where += f"{world.context_parallel} context-parallel x " if world.context_parallel > 1 else ""
+        where += f"{world.data_parallel} data-parallel"
+    degrees = world.context_parallel, world.tensor_parallel
     lines: list[tuple[str, object]] = [
         ("run", run.folder),
         ("world", where),
         ("engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"),
-        ("compile", f"{'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})"),
+        ("compile", _describe_compiling(session)),
         (
             "kernels",
             f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
@@ -56,7 +60,7 @@ def describe_opening(
         ("model", f"{run.model}: {model.summary()}"),
         *(("data", line) for line in session.sequences.describe().splitlines()),
         *(
-            [("data", "documents are kept apart: attention and positions begin anew in each")]
+            [("data", "documents are separate: attention and positions start again in each")]
             if run.document_mask
             else []
         ),
@@ -67,6 +71,7 @@ def describe_opening(
             f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
             f"{batch.data_parallel} ranks; {decisions.batch.reason})",
         ),
+        *([("context", describe_forms(model, *degrees))] if degrees[0] > 1 else []),
         *(("epochs", line) for line in _epochs(session)),
     ]
     last: list[tuple[str, object]] = [("note", note) for note in notes]
@@ -78,6 +83,13 @@ def describe_opening(
         *(line for hook in hooks for line in hook.announce(session)),
         *(log_line(*line) for line in last),
     ]
+
+
+def _describe_compiling(session: Session) -> str:
+    found = session.decisions.compile
+    if not found.value:
+        return f"no ({found.reason})"
+    return f"yes ({found.reason}); the first step may take a minute or more"
 
 
 def _describe_fused(session: Session) -> str:

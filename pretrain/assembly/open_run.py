@@ -15,7 +15,7 @@ from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import RunConfig
 from pretrain.engine.build import build_engine, build_network, build_run_optimizer
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.growth.models import continue_model, head_group_sizes
+from pretrain.growth.models import context_head_ranks, continue_model, head_group_sizes
 from pretrain.metrics.build import build_metrics
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.report import describe_opening
@@ -69,8 +69,16 @@ def open_run(
         with listener.raising():  # nothing is there to be saved yet
             prepare_deepspeed()
             own_hooks: list[MakeHook] = [*load_hooks(run.hooks), *hooks]
-            t, sp, timeout = run.tensor_parallel, run.sequence_parallel, collective_timeout(run.interruption)
-            world = start_world(run.threads, run.deterministic, t, sp, timeout, head_group_sizes(run))
+            world = start_world(
+                run.threads,
+                run.deterministic,
+                run.tensor_parallel,
+                run.sequence_parallel,
+                collective_timeout(run.interruption),
+                head_group_sizes(run),
+                run.context_parallel,
+                context_head_ranks(run),
+            )
             check_agreement(world, run.to_yaml())
             if begun := may_have_begun(run, world):  # nothing may be read while another job writes
                 hold_run_folder(run, world, held)

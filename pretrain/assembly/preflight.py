@@ -6,6 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
+from model.context_plan import check_context_parallel
 from model.errors import UserError, suggest
 from model.parallel_plan import check_tensor_parallel, check_world
 from pretrain.checkpoint.finder import checkpoint_steps, is_run, require_steps
@@ -53,12 +54,12 @@ def check_start(run: RunConfig) -> None:
             _check_corpus(folder, "data")
     for folder, _ in parse_blend(run.validation.data) if run.validation.data is not None else ():
         _check_corpus(folder, "validation.data")
-    check_world(launch.size, run.tensor_parallel)
+    check_world(launch.size, run.tensor_parallel, run.context_parallel)
     share_batch(
         run.global_batch_tokens,
         run.micro_batch,
         run.build_model_config().context_length,
-        launch.size // run.tensor_parallel,
+        launch.size // (run.tensor_parallel * run.context_parallel),
     )
     if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
         from pretrain.evaluation.checks import check_evaluation
@@ -94,11 +95,13 @@ def check_settings(run: RunConfig) -> None:
     """Refuse settings that do not fit each other; data, ranks and machine are not looked at.
 
     Raises:
-        UserError: see RunConfig.build_model_config, check_tensor_parallel and share_batch; rules, or a
-            release, that do not fit the model or the run.
+        UserError: see RunConfig.build_model_config, check_tensor_parallel, check_context_parallel and
+            share_batch; rules, or a release, that do not fit the model or the run.
     """
     model = run.build_model_config()
-    check_tensor_parallel(model, run.tensor_parallel, sequence_parallel=run.sequence_parallel)
+    degrees = run.tensor_parallel, run.context_parallel
+    check_tensor_parallel(model, degrees[0], sequence_parallel=run.sequence_parallel)
+    check_context_parallel(model, degrees[1], degrees[0], sequence_parallel=run.sequence_parallel)
     share_batch(run.global_batch_tokens, run.micro_batch, model.context_length, 1)
     if not run.lr_rules:  # every parameter follows the base schedule, whatever the model is
         LearningRateSchedule(run.schedule, run.steps)

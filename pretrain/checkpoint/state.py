@@ -61,6 +61,7 @@ class WorldRecord:
 
     ranks: NonNegativeInt = 1
     tensor_parallel: NonNegativeInt = 1
+    context_parallel: NonNegativeInt = 1
     stage: NonNegativeInt = 0
     """ZeRO stage."""
     dtype: str = "fp32"

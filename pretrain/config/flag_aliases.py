@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from model.errors import NEAR, suggest
 
-# What transformers, nanoGPT and Megatron-LM call it, and a flag of main.py.
-_MEANT = (
+MEANT = (
     ("adam_beta1 adam_beta2 beta1 beta2", "--optimizer.betas"),
     ("adam_epsilon", "--optimizer.eps"),
     ("batch_size", "--global_batch_tokens (tokens per step over all ranks) or --micro_batch (sequences)"),
     ("bf16 bfloat16 dtype", "--precision"),
     ("clip_grad max_grad_norm grad_clip", "--optimizer.gradient_clipping"),
+    ("context_parallel_size cp ulysses_degree sp_size", "--context_parallel"),
     ("data_path dataset dataset_name train_file", "--data (python -m pretrain.prepare makes a corpus)"),
     ("deepspeed deepspeed_config", "--ds_config"),
     ("eval_interval eval_steps", "--validation.every"),
@@ -52,7 +52,8 @@ _MEANT = (
     ("tokenizer_name tokenizer_name_or_path", "--tokenizer"),
     ("warmup_ratio warmup_steps warmup_iters lr_warmup_iters", "--schedule.warmup"),
 )
-OTHER_NAMES = {name: f"use {meant}" for names, meant in _MEANT for name in names.split()} | {
+"""What transformers, nanoGPT and Megatron-LM call a setting, and the flag of main.py."""
+OTHER_NAMES = {name: f"use {meant}" for names, meant in MEANT for name in names.split()} | {
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout"), "there is no dropout; leave it out"),
     "version": "`pip show head-schedules` prints it",
 }

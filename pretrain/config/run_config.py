@@ -160,6 +160,9 @@ class RunConfig:
     sequence_parallel: bool = False
     """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes
     travel."""
+    context_parallel: PositiveInt = 1
+    """c: ranks that share the positions of every sequence, for long ones; c times tensor_parallel divides the
+    number of ranks, and 2c the context length. See docs/context_parallelism.md."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more computation."""
     compile: Literal["auto", True, False] = "auto"
@@ -233,6 +236,11 @@ class RunConfig:
         for name, given, reason in (
             ("document_mask", self.document_mask, "every example is a sequence of its own"),
             ("sequence_parallel", self.sequence_parallel, "the head reads one position of each sequence"),
+            (
+                "context_parallel",
+                self.context_parallel if self.context_parallel > 1 else None,
+                "the head reads one position of each sequence",
+            ),
             ("evaluation.every", self.evaluation.every, "its tasks need a language model"),
             ("validation.data", self.validation.data, "a labelled corpus has its own validation examples"),
             ("tokenizer", self.tokenizer, "a labelled corpus brings its own"),

@@ -19,6 +19,7 @@ def head_sums(
     *,
     scale: float | None = None,
     present: Sequence[bool] | None = None,
+    window: int | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> Tensor:
     """Sum each head's attention measures over the queries of the second half of each sequence.
@@ -38,11 +39,13 @@ def head_sums(
         found: queries and keys as the model attends with them; of a mask, that of a window, [T, T].
         scale: factor on the logits; None is 1/sqrt(d_h).
         present: which sequences count; None is all.
+        window: how many positions a query sees, its own included, where the mask does not say so; None is
+            all.
 
     Returns:
         fp64 [h, 5]: the four sums in the order of HEAD_MEASURES, and the number of queries.
     """
-    query, key, _, mask, _, spans, _ = found
+    query, key, mask, spans = found.query, found.key, found.mask, found.spans
     B, _, heads, head_dim = query.shape
     length, kv_heads = key.shape[1], key.shape[2]
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -62,8 +65,11 @@ def head_sums(
             grouped = queries.reshape(kv_heads, -1, head_dim)  # [kv, (h / kv) rows, d_h]
             logits = torch.bmm(grouped, keys).view(heads, len(rows), length).mul_(factor)
             columns = torch.arange(length, device=device)
-            seen = columns <= at[:, None] if mask is None else mask[at]  # [rows, T]
-            distance = (at[:, None] - columns).abs().to(wide)
+            behind = at[:, None] - columns  # [rows, T]
+            seen = behind >= 0 if mask is None else mask[at]
+            if mask is None and window is not None:
+                seen &= behind < window
+            distance = behind.abs().to(wide)
             sums += _chunk(logits, seen, distance)
     return sums
 

@@ -2,7 +2,7 @@
 
 The network runs its ordinary forward pass, in evaluation mode and without gradients; hooks read the
 activations. So it works for any DeepSpeed engine or plain module that holds the network: any ZeRO stage, any
-tensor-parallel degree.
+tensor- and context-parallel degree.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from model.attention import Attention
 from model.collectives import all_gather
 from model.config import ModelConfig
+from model.context import all_positions, own_positions
 from model.transformer import Block, Transformer
 from pretrain.data.held_out import HeldOutBatches
 from pretrain.diagnostics.attention import HEAD_MEASURES, head_sums
@@ -178,8 +179,8 @@ class _Recorder:
                 on_leave(block.ffn, partial(self._add_energy, layer, 3))
 
     def _add_energy(self, layer: int, which: int, hidden: Tensor) -> None:
-        """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence parallelism a part of
-        T."""
+        """Add ‖hidden‖² of the sequences that count; hidden [B, T, d], with sequence or context
+        parallelism a part of T."""
         norms = torch.linalg.vector_norm(hidden, dim=(1, 2), dtype=torch.float64)
         self.energies[layer, which] += (norms.square() * self.present.to(norms.device)).sum()
 
@@ -192,15 +193,22 @@ class _Recorder:
         exchange, first = attention.exchange, 0
         if exchange is not None:
             first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
+        count = heads.query.shape[2]  # of the group's heads, those that this context rank has
+        if attention.context is not None:
+            first += attention.context.head_index * count
         present = self.present[heads.sequences].tolist()
-        sums = head_sums(heads, scale=attention.scale, present=present)
-        self.head_sums[layer][first : first + attention.heads] += sums
+        sums = head_sums(heads, scale=attention.scale, present=present, window=attention.window)
+        self.head_sums[layer][first : first + count] += sums
 
     def _add_gates(self, layer: int, gates: Tensor) -> None:
         """Add the gates [B, T, own columns] of the sequences and queries that count, a part 1 / d_h of its
         head's each."""
         config, grid = self.probe.config, self.network.grid
-        counted = gates[self.present.to(gates.device), gates.shape[1] // 2 :].double().sum((0, 1))
+        half: Any = slice(gates.shape[1] // 2, None)
+        if grid.context_parallel > 1:
+            length = gates.shape[1] * grid.context_parallel
+            half = own_positions(torch.arange(length, device=gates.device), grid, 0) >= length // 2
+        counted = gates[self.present.to(gates.device)][:, half].double().sum((0, 1))
         head_dim = config.layer_head_dim(layer)
         columns = torch.arange(len(counted), device=gates.device) + grid.tensor_rank * len(counted)
         self.gate_sums[layer].index_add_(0, columns // head_dim, counted / head_dim)
@@ -212,6 +220,8 @@ class _Recorder:
         grid = self.network.grid
         if grid.sequence_parallel:  # each rank has a part of T
             hidden = all_gather(hidden, grid.tensor_group).transpose(0, 1).flatten(1, 2)
+        if grid.context_parallel > 1:
+            hidden = all_positions(hidden, grid)
         sample = normalize(hidden[:, self.probe.positions.to(hidden.device)], self.probe.config)
         present = self.present.to(hidden.device)
         self.features[layer][self.rows[self.present].to(hidden.device)] = sample[present].float()

@@ -19,9 +19,11 @@ class BatchPlan:
     data_parallel: int
 
 
-def valid_micro_batches(per_rank: int, model: ModelConfig, tensor_parallel: int) -> list[int]:
+def valid_micro_batches(
+    per_rank: int, model: ModelConfig, tensor_parallel: int, context_parallel: int = 1
+) -> list[int]:
     """List the micro-batches that divide *per_rank* sequences and that ranks which share heads can split."""
-    multiple = split_multiple(model, tensor_parallel)
+    multiple = split_multiple(model, tensor_parallel, context_parallel)
     return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
 
 

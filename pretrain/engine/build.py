@@ -185,7 +185,8 @@ def is_in_collective(error: BaseException) -> bool:
 
 
 class ModelParallelUnit:
-    """A process grid with the methods that DeepSpeed calls on an ``mpu``.
+    """A process grid with the methods that DeepSpeed calls on an ``mpu``. Its data-parallel ranks are those
+    of all batches and, with context parallelism, of all positions.
 
     It has no ``initialize_sequence_parallel`` on purpose: DeepSpeed takes an mpu that has it for Ulysses
     sequence parallelism, and ignores its groups.
@@ -211,20 +212,20 @@ class ModelParallelUnit:
         return dist.get_global_rank(self._grid.tensor_group, 0)
 
     def get_data_parallel_rank(self) -> int:
-        """Index of the copy of the model that this rank is part of."""
-        return self._grid.data_rank
+        """Which of the ranks with its part of the model this is, over batches and positions."""
+        return self._grid.replica_rank
 
     def get_data_parallel_world_size(self) -> int:
-        """Number of copies of the model."""
-        return self._grid.data_parallel
+        """Number of ranks that hold the same part of the model."""
+        return self._grid.replicas
 
     def get_data_parallel_group(self) -> Any:
         """The ranks that hold the same part of the model."""
-        return self._grid.data_group
+        return self._grid.replica_group
 
     def get_data_parallel_group_ranks(self) -> list[int]:
         """Global ranks of the data-parallel group."""
-        return dist.get_process_group_ranks(self._grid.data_group)
+        return dist.get_process_group_ranks(self._grid.replica_group)
 
     # Without pipelines, model parallelism is tensor parallelism.
     get_model_parallel_rank = get_tensor_model_parallel_rank

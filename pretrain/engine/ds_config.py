@@ -142,6 +142,8 @@ def merge_ds_config(
     _check_owned(ds_config, owned)
     merged = json.loads(json.dumps(ds_config))
     merged |= {key: value for key, (value, _) in owned.items()}
+    # DeepSpeed multiplies micro-batches by the ranks that gradients are averaged over.
+    merged["train_batch_size"] *= run.context_parallel
     merged["zero_optimization"] = _fill_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
@@ -188,6 +190,8 @@ class EngineSettings:
     """The run's activation_checkpointing."""
     sequence_parallel: bool = False
     """The run's sequence_parallel; without effect at t = 1."""
+    context_parallel: int = 1
+    """The run's context_parallel."""
     document_mask: bool = False
     """The run's document_mask."""
     muon: bool = False
@@ -223,6 +227,7 @@ class EngineSettings:
             fused=fused,
             checkpointing=run.activation_checkpointing,
             sequence_parallel=run.sequence_parallel,
+            context_parallel=run.context_parallel,
             document_mask=run.document_mask,
             muon=run.optimizer.kind == "muon",
             **sizes,

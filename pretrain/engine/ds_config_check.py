@@ -145,7 +145,7 @@ NOT_SUPPORTED = {
     "autotuning": "python -m pretrain.plan says what fits and how fast it is",
     "compile": "use --compile true",
     "tensor_parallel": "use --tensor_parallel",
-    "sequence_parallel_size": "use --sequence_parallel true with --tensor_parallel",
+    "sequence_parallel_size": "use --context_parallel, which takes any head count",
     "hybrid_engine": "it generates while training; use python -m pretrain.generate",
     "dump_state": "the merged configuration is the run folder's ds_config.json",
     "prescale_gradients": _AVERAGED,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from model import parallel_plan
-from model.config import ModelConfig
+from model.config import ModelConfig, divisors
+from model.context_plan import head_rank_numbers
 from model.errors import UserError, quote
 from model.heads import format_heads
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
@@ -34,6 +35,15 @@ def head_group_sizes(run: RunConfig) -> set[int]:
     if t > 1 and may_change_heads(run):
         return {size for size in range(1, t + 1) if t % size == 0}
     return parallel_plan.head_group_sizes(run.build_model_config(), t)
+
+
+def context_head_ranks(run: RunConfig) -> set[int]:
+    """How many context ranks may exchange heads at any time of the run; see
+    model.context_plan.head_rank_numbers."""
+    c = run.context_parallel
+    if c > 1 and may_change_heads(run):
+        return set(divisors(c))
+    return head_rank_numbers(run.build_model_config(), c, run.tensor_parallel)
 
 
 def continue_model(
@@ -119,10 +129,10 @@ def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> N
     Raises:
         UserError: it names the micro-batches that would do.
     """
-    t = run.tensor_parallel
-    if micro_batch % t and model.context_length % (2 * t):
+    t, length = run.tensor_parallel, model.context_length // run.context_parallel
+    if micro_batch % t and length % (2 * t):
         raise UserError(
-            f"micro_batch: {micro_batch} sequences of {model.context_length} tokens cannot be shared by {t} "
+            f"micro_batch: {micro_batch} sequences of {length} tokens cannot be shared by {t} "
             f"ranks at every head count of a run that grows; give a multiple of {t}, or a context_length "
-            f"that is one of {2 * t}"
+            f"that is one of {2 * t * run.context_parallel}"
         )

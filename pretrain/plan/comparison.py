@@ -33,7 +33,6 @@ def compare(run: RunConfig, machine: Machine) -> list[str]:
 
 
 def _row(plan: RunPlan) -> str:
-    sent = plan.traffic.data_parallel + plan.traffic.tensor_parallel + plan.traffic.muon
     fits = "" if plan.fits else "  does not fit"
     batch = f"{plan.batch.micro_batch:14}{plan.batch.accumulation:14}"
-    return f"{batch}{plan.memory.peak / GIB:11.2f}{sent / 1e9:17.2f}{fits}"
+    return f"{batch}{plan.memory.peak / GIB:11.2f}{plan.traffic.total / 1e9:17.2f}{fits}"

@@ -14,6 +14,7 @@ from typing import Literal
 
 from model.attention import flash_supports
 from model.config import ModelConfig
+from model.context_plan import ContextForm, context_form
 from model.documents import varlen_head_dim
 from model.lm_head_loss import token_products
 from model.loss import CHUNK_ELEMENTS
@@ -81,9 +82,19 @@ class _Pass:
         return self.settings.compute_bytes
 
     @property
+    def c(self) -> int:
+        """The context-parallel degree."""
+        return self.settings.context_parallel
+
+    @property
+    def length(self) -> int:
+        """T / c"""
+        return self.config.context_length // self.c
+
+    @property
     def tokens(self) -> int:
-        """B T"""
-        return self.micro_batch * self.config.context_length
+        """B T / c"""
+        return self.micro_batch * self.length
 
     @property
     def parts(self) -> int:
@@ -115,19 +126,27 @@ class _Pass:
         feed-forward network has neither its norm nor its part. Where heads are exchanged, the output
         is kept once more after its way back (A s / t), and the query form holds keys and values of all r
         ranks. On a GPU keys and values are as wide as queries where flash does not run. A windowed layer
-        keeps its mask, T² s, once; with a document mask layers share theirs.
+        keeps its mask, T² s, once; with a document mask layers share theirs. Where context ranks exchange
+        heads or gather keys, the output is kept once more, and a windowed layer that gathers keys has a mask
+        of a chunk and the keys that it sees.
         """
         config, t, mask = self.config, self.t, self.settings.document_mask
         q, kv = config.attention_width(layer) // t, config.kv_width(layer) // t
         form, ranks = self.form(layer)
+        context = self.context(layer)
         window = config.layer_window(layer)
         windowed = q > 0 and window is not None and window < config.context_length
         flash = flash_supports(self.element, config.layer_head_dim(layer))
         packed = mask and self.takes_offsets(layer)
-        if self.device == "cuda" and not packed and (windowed or mask or not flash):
+        if (
+            self.device == "cuda"
+            and not packed
+            and context.key_ranks == 1
+            and (windowed or mask or not flash)
+        ):
             kv = q  # only flash takes grouped queries, and without a mask
         held = kv * (ranks if form == "query" else 1)  # of keys, and as many of values
-        attention = 2 * q + 2 * held + (q if form != "none" else 0)
+        attention = 2 * q + 2 * held + (q if form != "none" or self.c > 1 else 0)
         width = config.layer_ffn_width(layer)
         hidden = (4 if config.ffn == "swiglu" else 2) * width // t
         if config.attention_gate == "element":  # the gates, and the product
@@ -141,17 +160,39 @@ class _Pass:
             self.element * (attention + hidden) + normed + FP32_BYTES * config.heads[layer] // t
         )
         total += ((q > 0) + (width > 0)) * (self.norm() + self.gathered())
-        return total + (config.context_length**2 * self.element if windowed and not mask else 0)
+        if windowed and window is not None and not mask:
+            chunk, seen = config.context_length, config.context_length
+            if context.key_ranks > 1:
+                chunk = config.context_length // (2 * context.key_ranks)
+                seen = chunk + window
+            total += chunk * seen * self.element
+        return total
+
+    def context(self, layer: int) -> ContextForm:
+        """How context ranks share the layer's attention."""
+        return context_form(self.config, layer, self.c, self.t)
+
+    def gathered_keys(self, layer: int) -> int:
+        """Bytes of keys and values that the backward pass of a layer gathers again, one for each query head,
+        with their gradients, and with what is added to these."""
+        context = self.context(layer)
+        if context.key_ranks == 1:
+            return 0
+        _, ranks = self.form(layer)
+        heads = self.config.attention_width(layer) // self.t // context.head_ranks
+        heads *= ranks if self.form(layer)[0] == "query" else 1
+        return 3 * 2 * self.tokens * self.c * heads * self.element
 
     def form(self, layer: int) -> tuple[str, int]:
         """In which form ranks share the layer's heads, and how many share one."""
         _, ranks = head_groups(self.config.layer_kv_heads(layer), self.t)
-        return choose_form(ranks, self.micro_batch, self.config.context_length, layer), ranks
+        return choose_form(ranks, self.micro_batch, self.length, layer), ranks
 
     def takes_offsets(self, layer: int) -> bool:
         """Whether a layer keeps documents apart without a mask (model/documents.py: CUDA, bf16, whole
         sequences)."""
-        kernel = self.device == "cuda" and self.element == 2 and self.form(layer)[0] != "query"
+        whole = self.form(layer)[0] != "query" and self.context(layer).key_ranks == 1
+        kernel = self.device == "cuda" and self.element == 2 and whole
         return kernel and varlen_head_dim(self.config.layer_head_dim(layer))
 
     def tables(self) -> int:
@@ -164,11 +205,18 @@ class _Pass:
         masks.
 
         Per token a position, 8 bytes, and its row of the rotary tables. For each attention window a mask, B
-        T² s, unless all its layers take the documents' offsets.
+        T² s, unless all its layers take the documents' offsets. Of its rows, a rank that gathers keys has
+        those of its group.
         """
         T, layers = self.config.context_length, self.config.attention_layers
-        masks = {min(self.config.layer_window(i) or T, T) for i in layers if not self.takes_offsets(i)}
-        return self.tokens * (8 + self.tables() + len(masks) * T * self.element)
+        masks = {
+            (min(self.config.layer_window(i) or T, T), self.context(i).key_ranks)
+            for i in layers
+            if not self.takes_offsets(i)
+        }
+        rows = sum(T // ranks for _, ranks in masks)
+        own = self.tokens * self.tables() if self.c > 1 else 0
+        return self.micro_batch * (T * (8 + self.tables()) + rows * T * self.element) + own
 
 
 def _fused_columns(config: ModelConfig, layer: int) -> int:
@@ -204,6 +252,8 @@ class Activations:
     """One hidden state."""
     working: int
     """Gradients of activations that the backward pass of a layer holds beyond what it has freed."""
+    gathered: int = 0
+    """With context parallelism, what the backward pass of a layer's attention gathers, and its gradients."""
 
     @property
     def total(self) -> int:
@@ -247,11 +297,14 @@ def activations(
         final_norm=passed.norm() + passed.gathered(),
         # ids, labels and, unless the loss is fused, targets; log-sum-exp; mask
         outside=config.context_length * passed.tables()
-        + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1),
+        + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1)
+        # with context parallelism all ids and labels, and a copy of the own ones; the own part of the tables
+        + (passed.c > 1) * (passed.length * passed.tables() + 2 * 8 * tokens * passed.c),
         documents=passed.documents() if settings.document_mask else 0,
         head_gradient=FP32_BYTES * columns * d if fused else 0,
         logits=0 if fused else tokens * columns * s,
         loss_chunks=loss_chunks,
         hidden=hidden,
         working=work,
+        gathered=max(map(passed.gathered_keys, range(config.num_layers))),
     )

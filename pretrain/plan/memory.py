@@ -159,7 +159,10 @@ def memory_plan(
     far;
     - reduction: all gradients, no activations;
     - step: gradients, flattened for the optimizer.
+
+    Each of the data-parallel ranks is settings.context_parallel ranks, among which states are cut, too.
     """
+    data_parallel *= settings.context_parallel
     parameters = rank_parameters(config, tensor_parallel)
     state_bytes = states(parameters, settings, data_parallel)
     acts = activations(config, micro_batch, settings, tensor_parallel, device)
@@ -217,7 +220,7 @@ def _layers(
     for layer in reversed(range(config.num_layers)):
         below = gathered + acts.outside + acts.documents + sum(acts.kept[:layer])
         # With checkpointing the layer has been computed again by now; what it keeps includes its input.
-        inside = acts.per_layer[layer] + acts.working + gradients.piled * made
+        inside = acts.per_layer[layer] + max(acts.working, acts.gathered) + gradients.piled * made
         # Nothing is reduced into the rank's partition while all that was made fits into one bucket.
         if made + max(by_layer[layer]) > settings.reduce_bucket:
             inside += gradients.during

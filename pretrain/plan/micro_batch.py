@@ -40,7 +40,7 @@ def plan_batch(
     Args:
         global_batch_tokens: tokens per optimizer step over all ranks.
         micro_batch: sequences per rank and forward pass, or None to choose the largest that fits.
-        data_parallel: number of data-parallel ranks.
+        data_parallel: number of data-parallel ranks, each with the context ranks of *settings*.
         memory: bytes of one rank's device (its total, so that the same machine always makes the same choice).
         tensor_parallel: ranks that share a copy of the model, and take part in each micro-batch of it.
         settings: the other settings that memory depends on; stage 2 in bf16 when not given.
@@ -51,6 +51,7 @@ def plan_batch(
     """
     sequences, per_rank = share_batch(global_batch_tokens, micro_batch, model.context_length, data_parallel)
     settings = settings or EngineSettings()
+    c = settings.context_parallel
     device: DeviceType = "cpu" if device_type == "cpu" else "cuda"
     if device == "cpu":
         _check_states_fit(model, settings, data_parallel, memory, tensor_parallel)
@@ -59,8 +60,8 @@ def plan_batch(
         sizes = (data_parallel, tensor_parallel, usable_memory(memory, device), limit)
         micro_batch = find_micro_batch(per_rank, model, settings, *sizes, device)
         if micro_batch is None:  # the smallest comes closest; check_split refuses where none is valid
-            micro_batch = min(valid_micro_batches(per_rank, model, tensor_parallel), default=1)
-    check_split(model, tensor_parallel, micro_batch)
+            micro_batch = min(valid_micro_batches(per_rank, model, tensor_parallel, c), default=1)
+    check_split(model, tensor_parallel, micro_batch, c)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
 
 
@@ -80,7 +81,8 @@ def find_micro_batch(
     Args:
         per_rank: sequences of a step that a rank reads.
     """
-    for micro_batch in reversed(valid_micro_batches(per_rank, model, tensor_parallel)):
+    degrees = tensor_parallel, settings.context_parallel
+    for micro_batch in reversed(valid_micro_batches(per_rank, model, *degrees)):
         if micro_batch <= limit:
             sizes = (data_parallel, micro_batch, per_rank // micro_batch, tensor_parallel)
             if memory_plan(model, settings, *sizes, device).peak <= usable:
@@ -96,7 +98,8 @@ def _check_states_fit(
 
     A GPU reports by itself what does not fit.
     """
-    kept = states(rank_parameters(model, tensor_parallel), settings, data_parallel)
+    replicas = data_parallel * settings.context_parallel
+    kept = states(rank_parameters(model, tensor_parallel), settings, replicas)
     needed = kept.device + kept.host
     if needed > memory:
         raise UserError(

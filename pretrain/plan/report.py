@@ -33,7 +33,9 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         f"{model.d_model}, context {model.context_length}, "
         f"vocabulary {model.vocab_size:,}",
         f"world    {machine.ranks} ranks = {machine.nodes} x {machine.gpus_per_node} GPUs ({gpu}); "
-        f"{run.tensor_parallel} tensor-parallel x {batch.data_parallel} data-parallel",
+        f"{run.tensor_parallel} tensor-parallel x "
+        + (f"{run.context_parallel} context-parallel x " if run.context_parallel > 1 else "")
+        + f"{batch.data_parallel} data-parallel",
         f"engine   {ds_config}: ZeRO stage {plan.settings.stage}, {precision}"
         + (", activation checkpointing" if plan.settings.checkpointing else "")
         + (", sequence parallelism" if plan.settings.sequence_parallel and run.tensor_parallel > 1 else ""),
@@ -78,6 +80,8 @@ def _memory_lines(plan: RunPlan) -> list[str]:
         ("activations", sum(acts.kept), layers),
         ("logits and loss", 2 * acts.logits + acts.head_gradient + acts.loss_chunks, head),
     ]
+    if acts.gathered:
+        rows.append(("gathered keys", acts.gathered, "and values of one layer, again in the backward pass"))
     if settings.document_mask:
         note = "positions, rotary tables, masks where no kernel takes offsets"
         rows.append(("document mask", acts.documents, note))
@@ -91,21 +95,25 @@ def _memory_lines(plan: RunPlan) -> list[str]:
 
 
 def _traffic_lines(plan: RunPlan) -> list[str]:
-    traffic, among = plan.traffic, "among tensor-parallel ranks"
+    run, traffic, among = plan.run, plan.traffic, "among tensor-parallel ranks"
     exchange = f"{among}; python -m pretrain.presets exchange has layers"
+    replicas = "data- and context-parallel" if run.context_parallel > 1 else "data-parallel"
     rows = [
-        ("gradients", traffic.gradients, "among data-parallel ranks"),
-        ("parameters", traffic.parameters, "among data-parallel ranks"),
+        ("gradients", traffic.gradients, f"among {replicas} ranks"),
+        ("parameters", traffic.parameters, f"among {replicas} ranks"),
         ("all-reduces", traffic.tensor_all_reduces, among),
         ("head exchange", traffic.head_exchange, exchange),
     ]
+    if run.context_parallel > 1:
+        note = "among context-parallel ranks; python -m pretrain.presets context has layers"
+        rows.append(("heads, keys, values", traffic.context, note))
     if traffic.host:
         rows.append(("host and device", traffic.host, "gradients down, weights up"))
     if traffic.muon:
         rows.append(("Muon's matrices", traffic.muon, "among all ranks, there and back"))
     lines = _table("sent by a rank in a step", rows)
     if plan.seconds_per_step is not None:
-        rate = (traffic.data_parallel + traffic.tensor_parallel + traffic.muon) / plan.seconds_per_step / 1e9
+        rate = traffic.total / plan.seconds_per_step / 1e9
         lines.append(f"  on average {rate:,.2f} GB/s of each rank, if the step takes the time below")
     return lines
 
@@ -154,6 +162,7 @@ def to_json(plan: RunPlan) -> dict[str, Any]:
         "parameters": plan.model.num_parameters(),
         "heads": list(plan.model.heads),
         "tensor_parallel": run.tensor_parallel,
+        "context_parallel": run.context_parallel,
         "engine": dataclasses.asdict(plan.settings),
         "machine": dataclasses.asdict(machine) | {"ranks": machine.ranks, "usable": machine.usable},
         "batch": dataclasses.asdict(plan.batch),

@@ -95,7 +95,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
     Raises:
         UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
     """
-    check_world(machine.ranks, run.tensor_parallel)
+    check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
     asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
     model = run.largest_model_config(asked)
     facts = Facts("cuda", machine.memory, machine.ranks, bf16=(True, "the GPU computes in bf16"))
@@ -136,7 +136,9 @@ def suggest_flags(plan: RunPlan) -> list[str]:
         if (shipped.stage, shipped.offload_optimizer) > (settings.stage, settings.offload_optimizer):
             candidates.append((f"--ds_config ds_configs/{name}.json", shipped, t))
     for degree in range(t + 1, plan.machine.ranks + 1):
-        if plan.machine.ranks % degree == 0 and _divides(plan.model, degree, run.sequence_parallel):
+        if plan.machine.ranks % (degree * run.context_parallel) == 0 and _divides(
+            plan.model, degree, run.sequence_parallel
+        ):
             wider = dataclasses.replace(run, tensor_parallel=degree)  # "auto" buckets follow the degree
             changed = EngineSettings.from_run(
                 wider, plan.ds_config, settings.bf16, plan.model, settings.fused
@@ -158,7 +160,7 @@ def _choose_fused(settings: EngineSettings, ds_config: dict[str, Any]) -> Fused:
 
 def _find_largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int, limit: int) -> int:
     """The largest valid micro-batch of at most *limit* whose peak fits; 0 if there is none."""
-    data_parallel = plan.machine.ranks // tensor_parallel
+    data_parallel = plan.machine.ranks // (tensor_parallel * settings.context_parallel)
     per_rank, rest = divmod(plan.batch.sequences, data_parallel)
     if rest:
         return 0

@@ -57,9 +57,13 @@ class ParallelPlan:
 
 
 def plan_tensor_parallel(
-    config: ModelConfig, tensor_parallel: int, micro_batch: int, dtype: str = "bf16"
+    config: ModelConfig,
+    tensor_parallel: int,
+    micro_batch: int,
+    dtype: str = "bf16",
+    context_parallel: int = 1,
 ) -> ParallelPlan:
-    """Plan a micro-batch of full sequences.
+    """Plan a micro-batch of full sequences, of which context ranks have equal parts.
 
     Bytes are counted as a ring sends them: an all-reduce of n bytes sends 2 n (t-1)/t per rank, an all-gather
     to n bytes and an all-to-all of n bytes n (r-1)/r. Activation checkpointing, which repeats the forward
@@ -69,13 +73,14 @@ def plan_tensor_parallel(
         UserError: t does not divide the model, or the micro-batch cannot be split.
     """
     check_tensor_parallel(config, tensor_parallel)
-    check_split(config, tensor_parallel, micro_batch)
-    t, size, tokens = tensor_parallel, DTYPE_BYTES[dtype], micro_batch * config.context_length
+    check_split(config, tensor_parallel, micro_batch, context_parallel)
+    length = config.context_length // context_parallel
+    t, size, tokens = tensor_parallel, DTYPE_BYTES[dtype], micro_batch * length
     hidden = _ring_bytes(tokens * config.d_model * size, t)
     layers = []
     for layer in range(config.num_layers):
         groups, ranks = head_groups(config.layer_kv_heads(layer), t)
-        form = choose_form(ranks, micro_batch, config.context_length, layer)
+        form = choose_form(ranks, micro_batch, length, layer)
         one_way = exchange_elements(
             form, ranks, tokens, config.attention_width(layer) // t, config.kv_width(layer) // t
         )

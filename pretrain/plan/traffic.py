@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from model.config import ModelConfig
 from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
+from pretrain.plan.context_parallel import plan_context_parallel
 from pretrain.plan.footprint import rank_parameters
 from pretrain.plan.memory import gathered_bytes, muon_elements, persistent_elements
 from pretrain.plan.tensor_parallel import plan_tensor_parallel as tensor_plan
@@ -28,15 +29,23 @@ class Traffic:
     muon: int = 0
     """Among all ranks: pieces of matrices on their way to the owners, and of updates on their way back."""
 
+    context: int = 0
+    """Context parallelism's heads, keys and values."""
+
     @property
     def data_parallel(self) -> int:
-        """All bytes between data-parallel ranks."""
+        """All bytes between data-parallel ranks, which are those of all batches and positions."""
         return self.gradients + self.parameters
 
     @property
     def tensor_parallel(self) -> int:
         """All bytes between tensor-parallel ranks."""
         return self.tensor_all_reduces + self.head_exchange
+
+    @property
+    def total(self) -> int:
+        """All bytes that are sent to other ranks."""
+        return self.data_parallel + self.tensor_parallel + self.context + self.muon
 
 
 def traffic(
@@ -62,9 +71,13 @@ def traffic(
     Tensor-parallel bytes are pretrain.plan.tensor_parallel's; activation checkpointing repeats their forward
     half.
 
+    Each of the data-parallel ranks is settings.context_parallel ranks, among which gradients are summed, too.
+
     Raises:
         UserError: t does not divide the model, or the micro-batch cannot be split.
     """
+    c = settings.context_parallel
+    data_parallel *= c
     parameters = rank_parameters(config, tensor_parallel)
     total = sum(p.elements for p in parameters)
 
@@ -86,7 +99,11 @@ def traffic(
         gradients = times * both_ways * count_sent(communication * total)
         weights = count_sent(s * total)
 
-    tensor_traffic = tensor_plan(config, tensor_parallel, micro_batch, "bf16" if settings.bf16 else "fp32")
+    dtype = "bf16" if settings.bf16 else "fp32"
+    tensor_traffic = tensor_plan(config, tensor_parallel, micro_batch, dtype, c)
+    context = plan_context_parallel(
+        config, c, tensor_parallel, micro_batch, dtype, checkpointing=settings.checkpointing
+    )
     passes = 3 if settings.checkpointing else 2  # each sends half of the plan's bytes
     layers = sum(layer.all_reduce_bytes for layer in tensor_traffic.layers) * passes // 2
     exchange = tensor_traffic.exchange_bytes * passes // 2
@@ -102,5 +119,6 @@ def traffic(
         tensor_all_reduces=accumulation * (layers + tensor_traffic.outside_bytes),
         head_exchange=accumulation * exchange,
         host=host,
+        context=accumulation * context.sent_bytes,
         muon=2 * pieces * (ranks - 1) // ranks,
     )

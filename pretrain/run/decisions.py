@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 
 from model.config import ModelConfig
+from model.context_plan import check_context_parallel
 from model.parallel_plan import check_tensor_parallel
 from model.transformer import Fused
 from pretrain.checkpoint.state import Decided, TrainingState
@@ -155,6 +156,7 @@ def decide(
     """
     t, stage = run.tensor_parallel, ds_config["zero_optimization"]["stage"]
     check_tensor_parallel(model, t, sequence_parallel=run.sequence_parallel)
+    check_context_parallel(model, run.context_parallel, t, sequence_parallel=run.sequence_parallel)
     check_against_run(ds_config, run)
     largest = run.largest_model_config(model)
     dtype = _dtype(run, ds_config, facts)
@@ -215,8 +217,8 @@ def _compile(
         return Decision(False, facts.missing_compiler)
     if facts.device == "cuda":
         return Decision(True, f"ZeRO stage {stage} on a GPU")
-    data_parallel = facts.ranks // run.tensor_parallel
-    flops = run.steps * run.global_batch_tokens * model.flops_per_token() / data_parallel
+    replicas = facts.ranks // run.tensor_parallel
+    flops = run.steps * run.global_batch_tokens * model.flops_per_token() / replicas
     if flops < CPU_FLOPS:
         return Decision(False, f"{flops:.1e} FLOPs on a CPU are too few to gain by it")
     return Decision(True, f"{flops:.1e} FLOPs on a CPU")
@@ -265,16 +267,16 @@ def _batch(
     """The batch's division among ranks, micro-batches and accumulation steps.
 
     A micro-batch that an earlier session chose is kept, so that its numbers go on; unless it was chosen for
-    another tensor-parallel degree, or does not divide what a rank has per step now.
+    another tensor- or context-parallel degree, or does not divide what a rank has per step now.
     """
-    data_parallel = facts.ranks // run.tensor_parallel
+    data_parallel = facts.ranks // (run.tensor_parallel * run.context_parallel)
     per_rank = run.global_batch_tokens // model.context_length // data_parallel
     before = saved.decided.micro_batch if saved.decided else 0
-    degree = saved.world.tensor_parallel if saved.world else 1
+    degrees = (saved.world.tensor_parallel, saved.world.context_parallel) if saved.world else (1, 1)
     micro_batch, reason = run.micro_batch, f"micro_batch: {run.micro_batch}"
     if micro_batch is None:
         reason = f"the largest micro-batch that fits into {facts.memory / 2**30:.1f} GiB"
-        if before and degree == run.tensor_parallel and per_rank % before == 0:
+        if before and degrees == (run.tensor_parallel, run.context_parallel) and per_rank % before == 0:
             micro_batch, reason = before, AS_BEGUN
     plan = plan_batch(
         run.global_batch_tokens,

@@ -30,12 +30,12 @@ SILENT = {
         "evaluation",
     ),
     *("interruption", "diagnostics_every", "threads", "model", "heads", "architecture", "seed", "data"),
-    *("tokenizer", "vocab_size", "micro_batch", "tensor_parallel"),
+    *("tokenizer", "vocab_size", "micro_batch", "tensor_parallel", "context_parallel"),
 }
 
 
 # A change of these is allowed, and noted.
-SHAPE = ("ranks", "tensor_parallel", "stage", "offload", "dtype")
+SHAPE = ("ranks", "tensor_parallel", "context_parallel", "stage", "offload", "dtype")
 
 
 IMPORTED = "imported"

@@ -53,14 +53,19 @@ class World:
         return self.grid.tensor_parallel
 
     @property
+    def context_parallel(self) -> int:
+        """c: ranks that share the positions of a batch."""
+        return self.grid.context_parallel
+
+    @property
     def data_parallel(self) -> int:
-        """Number of copies of the model, each of which reads its own part of a batch."""
-        return self.size // self.tensor_parallel
+        """Number of parts of a batch that are read at a time, each by the t c ranks of one place."""
+        return self.size // (self.tensor_parallel * self.context_parallel)
 
     @property
     def data_rank(self) -> int:
-        """Which copy this rank is part of."""
-        return self.rank // self.tensor_parallel
+        """Which part of a batch this rank reads."""
+        return self.rank // (self.tensor_parallel * self.context_parallel)
 
     @property
     def is_main(self) -> bool:
@@ -74,6 +79,7 @@ class World:
         return {
             "ranks": self.size,
             "tensor_parallel": self.tensor_parallel,
+            "context_parallel": self.context_parallel,
             "device": self.device.type,
             "hardware": describe_device(self.device),
             "versions": {
@@ -154,7 +160,7 @@ class World:
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum *tensor* over the data-parallel ranks, in place. Collective.
 
-        The ranks of a tensor group hold the same value, so every rank gets the same sum.
+        The ranks of a tensor or context group hold the same value, so every rank gets the same sum.
         """
         if self.data_parallel > 1:
             dist.all_reduce(tensor, group=self.grid.data_group)
@@ -173,6 +179,8 @@ def start_world(
     sequence_parallel: bool = False,
     timeout: timedelta = COLLECTIVE_TIMEOUT,
     head_group_sizes: Collection[int] | None = None,
+    context_parallel: int = 1,
+    context_head_ranks: Collection[int] | None = None,
 ) -> World:
     """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
@@ -187,9 +195,11 @@ def start_world(
         sequence_parallel: see model.process_grid.ProcessGrid.
         timeout: time after which a collective fails that some rank does not join.
         head_group_sizes: see model.process_grid.start_grid.
+        context_parallel: ranks that share the positions of a batch.
+        context_head_ranks: see model.process_grid.start_grid.
 
     Raises:
-        UserError: the launcher's environment is not valid, or tensor_parallel does not divide the number of
+        UserError: the launcher's environment is not valid, or the degrees do not divide the number of
             ranks (no rank has joined anything then); devices that do not match.
     """
     import deepspeed
@@ -200,7 +210,7 @@ def start_world(
         os.environ.setdefault(name, value)
     os.environ["MASTER_PORT"] = str(rendezvous_port(launch))
     size, local_size, local_rank = launch.size, launch.local_size, launch.local_rank
-    check_world(size, tensor_parallel)
+    check_world(size, tensor_parallel, context_parallel)
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, available_cores() // local_size)
     if threads is not None:
@@ -229,6 +239,8 @@ def start_world(
             sequence_parallel=sequence_parallel,
             timeout=timeout,
             head_group_sizes=head_group_sizes,
+            context_parallel=context_parallel,
+            context_head_ranks=context_head_ranks,
         ),
         timeout=timeout,
         rank=dist.get_rank(),

@@ -40,17 +40,20 @@ class Shape(NamedTuple):
     zero: tuple[tuple[str, Any], ...] = ()
     """Settings of zero_optimization beyond those of ds_configs/zeroN.json."""
     tensor_parallel: int = 1
+    context_parallel: int = 1
 
     def __str__(self) -> str:
         more = "".join(f"-{key}" for key, _ in self.zero)
         tensor = f"-t{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        tensor += f"-c{self.context_parallel}" if self.context_parallel > 1 else ""
         return f"{self.ranks}ranks{tensor}-zero{self.stage}-{self.precision}{more}"
 
 
 def shape_run(data: Path, runs: Path, shape: Shape, *more: str) -> RunConfig:
     """A run of 3 steps without validation, saved at the end."""
     quick = "--steps 3 --validation.every 0 --checkpoint.every 0"
-    shaped = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
+    degrees = f"--tensor_parallel {shape.tensor_parallel} --context_parallel {shape.context_parallel}"
+    shaped = f"--precision {shape.precision} {degrees}"
     return nano_run(data, runs, shaped, quick, *more)
 
 

@@ -87,9 +87,10 @@ def whole_of(model: Transformer, logits: Tensor, loss: Tensor) -> Whole:
 
 
 @functools.cache
-def shared_grid(sequence_parallel: bool) -> ProcessGrid:
-    """The grid of the pool's ranks, t = all of them, made once."""
-    return start_grid(dist.get_world_size(), sequence_parallel=sequence_parallel)
+def shared_grid(sequence_parallel: bool, context_parallel: int = 1) -> ProcessGrid:
+    """The grid of the pool's ranks, t c = all of them, made once."""
+    t = dist.get_world_size() // context_parallel
+    return start_grid(t, sequence_parallel=sequence_parallel, context_parallel=context_parallel)
 
 
 def compared(
@@ -113,6 +114,9 @@ def compared(
     for name, parameter in model.named_parameters():
         gradient = expected.gradients[name]
         assert parameter.grad is not None, name
+        if model.grid.context_parallel > 1:  # averaged over the ranks, as training does
+            dist.all_reduce(parameter.grad, group=model.grid.context_group)
+            parameter.grad /= model.grid.context_parallel
         if shard_dim(parameter) == 0 and name in ("token_embedding.weight", "output.weight"):
             rows = model.config.padded_vocab_size(model.grid.tensor_parallel)  # t = 3 pads to more rows
             gradient = torch.nn.functional.pad(gradient, (0, 0, 0, rows - gradient.shape[0]))
@@ -131,7 +135,7 @@ def many_differences(cases: list[tuple[ModelConfig, int, int, dict[str, Any]]]) 
         dist.all_gather_object(expected, whole(*chunk[rank][:3]) if rank < len(chunk) else None)
         for (config, batch, length, options), unsplit in zip(chunk, expected, strict=False):
             given = dict(options)
-            grid = shared_grid(given.pop("sequence_parallel", False))
+            grid = shared_grid(given.pop("sequence_parallel", False), given.pop("context_parallel", 1))
             model = build(config, torch.float64, grid, **given)
             result.append(compared(model, unsplit, *example(config, batch, length)))
     return result

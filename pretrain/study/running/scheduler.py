@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import subprocess
@@ -85,18 +86,19 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
 
 
 def rank_numbers(run: RunConfig) -> list[int]:
-    """Every number of ranks that can train *run*, ascending: tensor_parallel x a divisor of its batch.
+    """Every number of ranks that can train *run*, ascending: tensor_parallel x context_parallel x a divisor
+    of its batch.
 
     Raises:
         UserError: the batch is no whole number of sequences, or no number of ranks can share it.
     """
     model = run.build_model_config()
     sequences, _ = share_batch(run.global_batch_tokens, None, model.context_length, 1)
-    found = []
+    found, degrees = [], (run.tensor_parallel, run.context_parallel)
     for copies in divisors(sequences):
-        micro_batches = valid_micro_batches(sequences // copies, model, run.tensor_parallel)
+        micro_batches = valid_micro_batches(sequences // copies, model, *degrees)
         if micro_batches if run.micro_batch is None else run.micro_batch in micro_batches:
-            found.append(copies * run.tensor_parallel)
+            found.append(copies * math.prod(degrees))
     if not found:
         raise UserError(
             f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step, or is none "
@@ -106,12 +108,13 @@ def rank_numbers(run: RunConfig) -> list[int]:
 
 
 def most_ranks(run: RunConfig, devices: int) -> int:
-    """The largest number of ranks that can train *run* on so many devices; its tensor_parallel at least.
+    """The largest number of ranks that can train *run* on so many devices; those of one sequence at least.
 
     Raises:
         UserError: see rank_numbers.
     """
-    return max((ranks for ranks in rank_numbers(run) if ranks <= devices), default=run.tensor_parallel)
+    least = run.tensor_parallel * run.context_parallel
+    return max((ranks for ranks in rank_numbers(run) if ranks <= devices), default=least)
 
 
 def run_command_line(
@@ -165,7 +168,7 @@ def check_runs(study: Study) -> None:
     for planned in study.of_first_seed:
         rank_numbers(planned.run)
         # How it fits the ranks of its launch is checked there.
-        run = dataclasses.replace(planned.run, tensor_parallel=1, micro_batch=None)
+        run = dataclasses.replace(planned.run, tensor_parallel=1, context_parallel=1, micro_batch=None)
         check_against_run(ds_config, run)
         check_settings(run)
         check_start(run)

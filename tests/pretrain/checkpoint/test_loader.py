@@ -53,9 +53,10 @@ def saved(small_folder, tmp_path_factory):
 
 def load(source, shape, folder):
     """Load a copy of a saved run in another shape and save it again under *folder*/again."""
-    runs, degree = folder / "copy", shape.tensor_parallel
+    runs, degrees = folder / "copy", {"tensor_parallel": shape.tensor_parallel}
+    degrees["context_parallel"] = shape.context_parallel
     shutil.copytree(source.run.folder, runs / source.run.folder.name)
-    run = replace(source.run, runs_dir=str(runs), precision=shape.precision, tensor_parallel=degree)
+    run = replace(source.run, runs_dir=str(runs), precision=shape.precision, **degrees)
     results = run_distributed(load_and_gather, shape.ranks, run, shape, folder / "again", timeout=400)
     return shapes.joined(results, shapes.VOCABULARY_ROWS)
 
@@ -89,9 +90,15 @@ PAIRS = [
     (Shape(2, 2, "bf16"), Shape(1, 3, "fp32")),
     (Shape(1, 2), Shape(1, 2, "bf16")),
     (Shape(2, 2), tensor_parallel(3, 3, 3)),
+    (Shape(2, 3, context_parallel=2), Shape(1, 1)),
+    (Shape(2, 2), Shape(2, 1, context_parallel=2)),
 ]
 QUICK = dict.fromkeys(source for source, _ in PAIRS)
-SLOW = [(tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16"))]
+SLOW = [
+    (tensor_parallel(3, 3, 1, "bf16"), Shape(2, 3, "bf16")),
+    (Shape(6, 1, "bf16", tensor_parallel=3, context_parallel=2), Shape(2, 3, "bf16")),
+    (Shape(2, 3, "bf16"), Shape(6, 2, "bf16", tensor_parallel=3, context_parallel=2)),
+]
 
 
 def documented_reader():
