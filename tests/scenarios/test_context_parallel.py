@@ -120,6 +120,7 @@ SESSIONS = [
             ("t2c2", 4, 3, "--context_parallel 2 --tensor_parallel 2 --sequence_parallel true"),
             ("d2c2", 4, 1, "--context_parallel 2 --document_mask true"),
             ("muon", 4, 2, f"--context_parallel 2 {MUON}"),
+            ("compiled", 2, 2, "--context_parallel 2 --compile true --fused all"),
             ("checkpointing", 2, 3, "--context_parallel 2 --activation_checkpointing true --fused none"),
         ]
     ),
@@ -129,6 +130,7 @@ OWN = (
     "--tensor_parallel",
     "--sequence_parallel",
     "--activation_checkpointing",
+    "--compile",
     "--fused",
 )
 
