@@ -13,6 +13,7 @@
 #   make release-check wheel and sdist, each in an empty environment: trains, converts, generates;
 #                      then 60 combinations of settings; about 25 minutes
 #   make docs          the documentation site into build/site/; a warning or a dead link is an error
+#   make figures       docs/results.md: its numbers and pictures from the recorded studies in results/
 #   make constraints   write constraints.txt again from the newest versions that pyproject.toml allows
 #   make clean         remove .venv and caches; data/, runs/ and hf/ stay
 
@@ -30,7 +31,7 @@ ACTIVATE := . $(VENV)/bin/activate
 # fresh checkout) installs nothing, and a moved or copied folder does not use another folder's environment.
 STAMP := $(VENV)/.setup-$(shell { cat pyproject.toml constraints.txt; pwd; } | cksum | cut -d ' ' -f 1)
 
-.PHONY: setup train quick test test-all test-slow lint docs release-check constraints clean
+.PHONY: setup train quick test test-all test-slow lint docs release-check figures constraints clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -91,6 +92,9 @@ quick: lint
 
 lint: setup
 	$(ACTIVATE) && ruff check . && ruff format --check . && mypy && lint-imports
+
+figures: setup
+	$(ACTIVATE) && python docs/results.py
 
 docs: setup
 	$(ACTIVATE) && python -m sphinx -W --keep-going -q -c docs . build/site

@@ -30,6 +30,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -217,8 +218,8 @@ def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
             values = Sample({seed: run[key] for seed, run in runs.items() if run["reached"]})
             logarithms = Sample({seed: math.log(value) for seed, value in values.items()})
             ratio = logarithms.subtract(base.setdefault(key, logarithms))
-            found[key] = {"mean": values.mean, "count": len(values), "log_ratio": ratio.numbers()}
-        difference = summary.differences.numbers()
+            found[key] = {"mean": values.mean, "count": len(values), "log_ratio": _numbers(ratio)}
+        difference = _numbers(summary.differences)
         found["final_loss"] = {"mean": summary.values.mean, "count": len(runs), "difference": difference}
         recipes[summary.variant] = found
     return {"loss": view.loss, "targets": dict(targets), "notes": view.caveats, "recipes": recipes}
@@ -252,6 +253,11 @@ def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:
                 told.append(f"early    {what} reached by its first validation, perhaps before")
     head = f"target   {figures['loss']} {shown_losses}{meant.get(str(target), '')}"
     return [head, *align_columns(rows, {0, 1, 4}), *told]
+
+
+def _numbers(values: Sample) -> dict[str, Any]:
+    found = values.interval
+    return {"values": values, "mean": values.mean, "interval": asdict(found) if found else None}
 
 
 def _against(found: Mapping[str, Any]) -> tuple[str, str]:

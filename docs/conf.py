@@ -51,12 +51,15 @@ CONTENTS = {
         "docs/studies",
         "docs/diagnostics",
         "docs/classification",
+        "docs/troubleshooting",
     ],
     "Reference": [
         "docs/reference/settings",
         "docs/reference/commands",
+        "docs/reference/flags",
         "docs/reference/library",
         "docs/numbers",
+        "docs/glossary",
     ],
     "Explanations": [
         "docs/tensor_parallelism",

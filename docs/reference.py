@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 from model.config import ModelConfig  # noqa: E402
 from pretrain import cli  # noqa: E402
 from pretrain.config.command_line import documentation  # noqa: E402
+from pretrain.config.flag_aliases import MEANT  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.config.sources import SETTINGS  # noqa: E402
 
@@ -59,7 +61,12 @@ Programs that use it are in [examples/](../../examples/README.md).
 def write_reference(folder: Path) -> None:
     """Write the pages into *folder*; those that are up to date keep their time."""
     folder.mkdir(exist_ok=True)
-    pages = {"settings": settings_page(), "commands": commands_page(), "library": LIBRARY}
+    pages = {
+        "settings": settings_page(),
+        "commands": commands_page(),
+        "flags": flags_page(),
+        "library": LIBRARY,
+    }
     for name, text in pages.items():
         path = folder / f"{name}.md"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -92,6 +99,24 @@ def settings_page() -> str:
         for item in dataclasses.fields(ModelConfig)
     ]
     return "\n".join([*lines, "", "## architecture", "", *_table(rows), ""])
+
+
+def flags_page() -> str:
+    """What other projects call a setting, and the flag here."""
+    lines = [
+        "# Flags of other projects",
+        "",
+        "What transformers, nanoGPT and Megatron-LM call a setting, and the flag of `head-schedules train`.",
+        "Other names are rejected with the same advice.",
+        "",
+        "| there | here |",
+        "|---|---|",
+    ]
+    for names, meant in MEANT:
+        flags = ", ".join(f"`{name}`" for name in names.split())
+        here = re.sub(r"(--[a-z_.]+)", r"`\1`", meant)
+        lines.append(f"| {flags} | {here} |")
+    return "\n".join([*lines, "| `dropout` | There is no dropout. |", ""])
 
 
 def _default(item: dataclasses.Field) -> str:

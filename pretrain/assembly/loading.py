@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pretrain.run.data import RunData
 from pretrain.run.decisions import Decisions
 from pretrain.run.hooks import Hook
 from pretrain.run.resume import (
-    IMPORT,
+    BEGIN_ANOTHER,
     check_imported,
     check_resume,
     is_imported,
@@ -39,6 +39,8 @@ class Found:
     state: TrainingState
     notes: list[str]
     """What the user should know of it, a line each."""
+    begin: Callable[[], Path] | None = None
+    """See Loading."""
 
 
 def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
@@ -58,7 +60,7 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
         check_imported(run)
         return Found(None, saved, [])
     if run.resume == "never":
-        other = f"import again ({IMPORT} runs/OTHER)" if is_imported(saved) else "give --name for a new run"
+        other = BEGIN_ANOTHER if is_imported(saved) else "give --name for a new run"
         raise UserError(
             f"resume: {run.folder} already holds a checkpoint ({folder.name}); {other}, or --resume auto to "
             "continue it"
@@ -103,9 +105,11 @@ class Loading:
     """How a session loads the checkpoint that it continues from."""
 
     folder: Path | None
-    """The checkpoint; None for a run that begins."""
+    """The checkpoint; None for a run that begins now."""
     weights_only: bool = False
     """Whether the optimizer's state is reset: it is of another kind."""
+    begin: Callable[[], Path] | None = None
+    """Writes the checkpoint of step 0 of a run that begins with other weights than its seed's. Collective."""
     notes: tuple[str, ...] = ()
     """What has changed, a line each."""
 
@@ -115,10 +119,11 @@ class Loading:
         Raises:
             UserError: the checkpoint's files cannot be read.
         """
-        if self.folder is not None:
-            load_checkpoint(engine, self.folder, world, open_changed, self.weights_only)
+        folder = self.folder if self.begin is None else self.begin()
+        if folder is not None:
+            load_checkpoint(engine, folder, world, open_changed, self.weights_only)
             note_changed(state)
-            tensors = read_features(self.folder)
+            tensors = read_features(folder)
             for hook in hooks:
                 hook.restore(tensors)
         engine.train()
@@ -144,7 +149,7 @@ def plan_loading(
     """
     folder, saved = newest.folder, newest.state
     if folder is None:
-        return Loading(None)
+        return Loading(None, notes=tuple(newest.notes), begin=newest.begin)
     notes = [*newest.notes, *check_resume(saved, state, run, held, (folder / "tokenizer", tokenizer))]
     check_readable(folder, world, open_changed)
-    return Loading(folder, resets_optimizer(saved, run), tuple(notes))
+    return Loading(folder, resets_optimizer(saved, run), notes=tuple(notes))

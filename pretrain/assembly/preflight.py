@@ -9,6 +9,8 @@ from pathlib import Path
 from model.context_plan import check_context_parallel
 from model.errors import UserError, suggest
 from model.parallel_plan import check_tensor_parallel, check_world
+from pretrain.checkpoint.finder import checkpoint_steps, is_run, require_steps
+from pretrain.config.model_file import SOURCES, split_step
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import is_prefix
 from pretrain.data.sequences import parse_blend
@@ -28,11 +30,13 @@ def check_start(run: RunConfig) -> None:
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
             validate on, a data_root that cannot be written, a batch that the ranks cannot share, a run
-            folder of another kind, tasks of an evaluation that do not exist.
+            folder of another kind, weights to begin with that are not there, tasks of an evaluation that do
+            not exist.
     """
     launch = read_environment()
     refuse_other_kind(run.folder, "run", "name")
     check_threads(run.threads)
+    check_source(run)
     if run.logging.wandb != "disabled":
         check_variables("wandb")
     if run.logging.wandb in ("online", "offline"):
@@ -61,6 +65,30 @@ def check_start(run: RunConfig) -> None:
         from pretrain.evaluation.checks import check_evaluation
 
         check_evaluation(run.evaluation)
+
+
+def check_source(run: RunConfig) -> None:
+    """Refuse ``init_from`` of a run that has not begun where there are no weights to begin with.
+
+    Raises:
+        UserError: no such folder, a run without that checkpoint, the run itself.
+    """
+    if run.init_from is None or run.checkpoint.mirror is not None or checkpoint_steps(run.folder):
+        return
+    name, step = split_step(run.init_from)
+    folder = Path(name)
+    if os.path.realpath(folder) == os.path.realpath(run.folder):
+        raise UserError(
+            f"init_from: {run.folder} is this run itself, and holds no checkpoint; give {SOURCES} that has "
+            "the weights"
+        )
+    try:
+        if is_run(folder):
+            require_steps(folder, step)
+        elif step is not None or not (folder / "config.json").exists():
+            raise UserError(f"{name!r} holds no weights; give {SOURCES}")
+    except UserError as error:
+        raise UserError(f"init_from: {error}") from None
 
 
 def check_settings(run: RunConfig) -> None:

@@ -71,6 +71,8 @@ class WorldRecord:
     threads: NonNegativeInt = 1
     """CPU threads per rank."""
     device: str = "cpu"
+    hardware: str = ""
+    """The first rank's device, in words."""
     versions: dict[str, str] = field(default_factory=dict)
     code: list[str] = field(default_factory=list)
     """Hashes of the code of all sessions so far."""
@@ -129,6 +131,8 @@ class TrainingState:
     removed."""
     imported: bool = False
     """Whether the weights of step 0 come from another model."""
+    origin: str = ""
+    """Where they come from, as far as it is known: the run with its step, or the folder's name."""
     run: Annotated[dict[str, Any], AfterValidator(_check_readable)] = field(default_factory=dict)
     """The RunConfig, what was asked; empty for a model that was made elsewhere."""
     decided: Decided | None = None

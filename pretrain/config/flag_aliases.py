@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from model.errors import NEAR, suggest
 
-# What transformers, nanoGPT and Megatron-LM call it, and a flag of main.py.
-_MEANT = (
+MEANT = (
     ("adam_beta1 adam_beta2 beta1 beta2", "--optimizer.betas"),
     ("adam_epsilon", "--optimizer.eps"),
     ("batch_size", "--global_batch_tokens (tokens per step over all ranks) or --micro_batch (sequences)"),
@@ -30,7 +29,10 @@ _MEANT = (
     ("max_steps train_iters max_iters num_steps", "--steps"),
     ("micro_batch_size per_device_train_batch_size", "--micro_batch"),
     ("min_lr", "--schedule.minimum, a fraction of the peak"),
-    ("model_name_or_path", "--model (python -m pretrain.convert --from_hf FOLDER imports one)"),
+    (
+        "model_name_or_path pretrained init_checkpoint finetune",
+        "--init_from, whose weights a new run begins with",
+    ),
     ("num_attention_heads n_head n_heads num_heads", "--heads, one count per layer, such as 6x12"),
     (
         "num_layers n_layer n_layers num_hidden_layers",
@@ -50,7 +52,8 @@ _MEANT = (
     ("tokenizer_name tokenizer_name_or_path", "--tokenizer"),
     ("warmup_ratio warmup_steps warmup_iters lr_warmup_iters", "--schedule.warmup"),
 )
-OTHER_NAMES = {name: f"use {meant}" for names, meant in _MEANT for name in names.split()} | {
+"""What transformers, nanoGPT and Megatron-LM call a setting, and the flag of main.py."""
+OTHER_NAMES = {name: f"use {meant}" for names, meant in MEANT for name in names.split()} | {
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout"), "there is no dropout; leave it out"),
     "version": "`pip show head-schedules` prints it",
 }

@@ -1,7 +1,10 @@
-"""A model that a user names: a preset, or a JSON file of its fields."""
+"""A model that a user names: a preset, a JSON file of its fields, a run's folder or a Hugging Face folder."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +14,12 @@ from model.config import ModelConfig
 from model.errors import UserError, quote
 from model.presets import preset
 from pretrain.config.flag_aliases import suggest_flag
-from pretrain.utils.parsing import read_json
+from pretrain.config.hf_config_file import read_model
+from pretrain.utils.files import read_regular
+from pretrain.utils.parsing import read_json, read_json_object
+
+SOURCES = "a run's folder (RUN or RUN:STEP) or that of a Hugging Face model"
+"""What weights may come from."""
 
 
 def load_named_model(name: str) -> ModelConfig:
@@ -23,6 +31,43 @@ def load_named_model(name: str) -> ModelConfig:
     if isinstance(values, dict):
         check_names(values, f"model: {name}: ")
     return ModelConfig.from_json(values, f"model: {name}")
+
+
+def split_step(name: str) -> tuple[str, int | None]:
+    """``runs/NAME:500`` -> ``runs/NAME`` and 500; a name without a step, or of a folder, is itself."""
+    found = re.fullmatch(r"(.+):(\d{1,12})", name, re.ASCII)
+    if found is None or os.path.isdir(name):  # noqa: PTH112 — no error for a name that is too long
+        return name, None
+    return found[1], int(found[2])
+
+
+def load_model(name: str, weights: bool = False) -> ModelConfig:
+    """The model of a preset or a file, or the one that the run in a folder has now (of RUN:STEP: had then).
+
+    Args:
+        weights: whether the weights are used, too; only then the model may be that of a Hugging Face folder.
+
+    Raises:
+        UserError: unknown preset, a bad file, a folder that is not a run with a checkpoint.
+    """
+    text, step = split_step(name)
+    folder = Path(text)
+    if not os.path.isdir(text):  # noqa: PTH112 — no error for a name that is too long
+        if weights and not name.endswith(".json"):
+            raise UserError(f"init_from: {quote(name)} is not a folder; give {SOURCES}")
+        return load_named_model(name)
+    hint = "give the folder of a run that has a checkpoint, such as runs/NAME"
+    if (folder / "config.json").exists():
+        if weights and step is None:
+            return read_model(folder).model
+        hint = f"--init_from {shlex.quote(text)} begins a run with its weights"
+    try:
+        newest = read_regular(folder / "latest", 1000).decode("utf-8").strip()
+    except (OSError, ValueError):
+        raise UserError(f"model: {text} holds no checkpoint; {hint}") from None
+    checkpoint = Path(newest).name if step is None else f"step_{step:06d}"
+    state = read_json_object(folder / "checkpoints" / checkpoint / "state.json", "model", hint)
+    return ModelConfig.from_json(state.get("model", {}))
 
 
 def check_names(values: Mapping[str, Any], where: str, also: Sequence[str] = ()) -> None:

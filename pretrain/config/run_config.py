@@ -9,9 +9,7 @@ follows from it. Nothing heavy is imported here, so that a typing error is answe
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import shlex
 import typing
 from dataclasses import field
 from pathlib import Path
@@ -27,7 +25,7 @@ from model.heads import HeadSchedule, normalize_heads, parse_heads, parse_schedu
 from model.schedules import SCHEDULES, Size
 from pretrain.config.growth import GrowthConfig
 from pretrain.config.lr_rules import LearningRateRule, parse_rules
-from pretrain.config.model_file import check_names, load_named_model
+from pretrain.config.model_file import check_names, load_model
 from pretrain.config.sections import (
     CheckpointConfig,
     DiagnosticsConfig,
@@ -41,11 +39,12 @@ from pretrain.config.sections import (
     ValidationConfig,
     step_of_run,
 )
-from pretrain.utils.files import read_regular
-from pretrain.utils.parsing import format_yaml, read_json_object
+from pretrain.utils.parsing import format_yaml
 
 DEFAULT_RECIPE = "modern-micro"
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
+INITIAL_MODEL = "initial_model.json"
+"""In a run's folder: the model of what it began with (init_from), which may be gone when it is resumed."""
 NUM_LAYERS = "num_layers"
 """Of ``architecture``, beside the fields of ModelConfig: changes the depth of a preset."""
 _ARCHITECTURE = typing.get_type_hints(ModelConfig, include_extras=True) | {NUM_LAYERS: Size}
@@ -104,6 +103,9 @@ class RunConfig:
     model: str = "prism-micro"
     """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a
     run's folder, whose newest checkpoint's model is trained again from the start."""
+    init_from: str | None = None
+    """Begin a new run with the weights of another, RUN or RUN:STEP, or of a Hugging Face folder; the
+    optimizer starts fresh. The model is then the source's unless model is given. See docs/huggingface.md."""
     heads: Heads | None = None
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6 or a list; one head count per
     layer."""
@@ -269,8 +271,9 @@ class RunConfig:
     def run_name(self) -> str:
         """Name of the run folder: ``name``, or RECIPE-MODEL-RULES-sSEED, where RULES are the learning-rate
         rules."""
+        model = Path(self.model).stem.replace(":", "-")  # of RUN:STEP
         rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
-        return self.name or f"{self.recipe}-{Path(self.model).stem}{rules}-s{self.seed}"
+        return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"
 
     @property
     def folder(self) -> Path:
@@ -312,13 +315,20 @@ class RunConfig:
             UserError: unknown preset or field, a schedule of the wrong length, or values that do not fit
                 together.
         """
-        base = _load_base_model(self.model)
+        base = self._base_model()
         architecture = dict(self.architecture)
         layers = architecture.pop(NUM_LAYERS, base.num_layers)
         values = base.to_json() | architecture | {"heads": self._heads(base, layers), "classes": None}
         if vocab_size is not None:
             values["vocab_size"] = vocab_size
         return ModelConfig.from_json(values | from_data)
+
+    def _base_model(self) -> ModelConfig:
+        """What ``model`` names. A run that has begun with the model of ``init_from`` keeps it in its folder:
+        it does not need the source any more."""
+        weights = self.init_from is not None and self.model == self.init_from
+        kept = self.folder / INITIAL_MODEL
+        return load_model(str(kept) if weights and kept.is_file() else self.model, weights)
 
     def _heads(self, base: ModelConfig, layers: int) -> HeadSchedule:
         """The head schedule of ``heads``, or that of *base*, whose only head count any number of layers can
@@ -358,26 +368,6 @@ def _tuples_as_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _tuples_as_lists(inner) for name, inner in value.items()}
     return [_tuples_as_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _load_base_model(name: str) -> ModelConfig:
-    """The model of a preset or a file, or the one that the run in a folder has now.
-
-    Raises:
-        UserError: unknown preset, a bad file, a folder that is not a run with a checkpoint.
-    """
-    folder = Path(name)
-    if not os.path.isdir(name):  # noqa: PTH112 — no error for a name that is too long
-        return load_named_model(name)
-    hint = "give the folder of a run that has a checkpoint, such as runs/NAME"
-    try:
-        newest = read_regular(folder / "latest", 1000).decode("utf-8").strip()
-    except (OSError, ValueError):
-        if (folder / "config.json").exists():
-            hint = f"import it: python -m pretrain.convert --from_hf {shlex.quote(name)} --out runs/NAME"
-        raise UserError(f"model: {name} holds no checkpoint; {hint}") from None
-    state = read_json_object(folder / "checkpoints" / Path(newest).name / "state.json", "model", hint)
-    return ModelConfig.from_json(state.get("model", {}))
 
 
 def split_run_name(name: str) -> tuple[str, str]:

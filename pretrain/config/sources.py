@@ -84,6 +84,8 @@ def flatten(values: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
         if (first := spelled.setdefault(name, spelling)) != spelling:
             raise UserError(f"{name}: given twice{source}, as {first} and as {spelling}; keep one")
         flat[name] = plain_value(value, name)
+    if flat.get("init_from") is not None:  # its model, unless the same source names another
+        flat.setdefault("model", flat["init_from"])
     return flat
 
 

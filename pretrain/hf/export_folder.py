@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig
 
 from model.config import ModelConfig
 from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
 from model.transformer import Transformer
+from pretrain.config.hf_config_file import Format
+from pretrain.hf import classifier
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
-from pretrain.hf.config_file import Format
 from pretrain.hf.formats import choose_format, folder_config, folder_weights
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
@@ -48,25 +50,34 @@ def export_run(
     plain copies (another dtype, GPT-2, padded Llama); later the loaded folder alone.
 
     Args:
-        fold: put the divisor of the logits into the LM head's weights.
+        fold: put the divisor of the logits into the LM head's weights; a classifier's is always put into its
+            head.
 
     Raises:
         UserError: the format cannot hold the model, it has nothing to fold, *out* exists or cannot be
             written, or the logits differ. *out* is then as it was before.
     """
     check_variables("hub")  # transformers copies the folder's code there
-    source.refuse_classifier("exported: the formats here are those of language models")
+    classifies = source.model.classes is not None
     model, tokenizer = fold_divisor(source.model) if fold else source.model, source.tokenizer
+    if classifies:
+        model = classifier.exported_model(source.model)
     torch_dtype = DTYPES[dtype]
     chosen = choose_format(model, format)
-    config = folder_config(model, chosen, special_ids(tokenizer.end_of_document) | {"dtype": torch_dtype})
+    extra = special_ids(tokenizer.end_of_document) | {"dtype": torch_dtype}
+    config = folder_config(model, chosen, extra | (classifier.label_settings(source) if classifies else {}))
     name = config.architectures[0]
     with new_folder(out, overwrite) as partial:
         length = min(model.context_length, MAX_LENGTH)
         tokens, text = source.real_tokens(WINDOWS, length)
         print(log_line("reading", source.checkpoint.folder))
         network = source.load_model()
-        reference = our_logits(network, tokens)
+        end = tokenizer.end_of_document
+        rows, ends = classifier.examples(tokens, end, tokenizer.vocab_size)
+        if classifies:
+            reference = classifier.our_scores(network, rows, ends, end)
+        else:
+            reference = our_logits(network, tokens)
         print(log_line("writing", f"{name}, {dtype}"))
         parameters = list_parameters(network)
         if fold:
@@ -74,6 +85,8 @@ def export_run(
             parameters["output.weight"] /= ratio
             exact = "exact: a power of two" if math.frexp(ratio)[0] == 0.5 else "each weight is rounded"
             print(log_line("folded", f"the LM head's weights are divided by {ratio:.6g} ({exact})"))
+        if classifies:
+            classifier.exported_parameters(parameters, source.model)
         weights = folder_weights(model, chosen, parameters)
         size = sum(weight.numel() for weight in weights.values())
         write_weights(partial, weights, torch_dtype)
@@ -82,12 +95,16 @@ def export_run(
         write_description(partial, config)
         write_tokenizer(tokenizer, partial, model.context_length)
         compared_ids, notes = check_tokenizer(partial, tokenizer, _texts())
+        if classifies:
+            compared_ids += classifier.complete_tokenizer(partial, tokenizer, _texts())
         print(log_line("tokens", f"{compared_ids:,} ids of the exported tokenizer equal the run's"))
         for note in (*describe_conventions(tokenizer, partial), *notes):
             print(log_line("note", note))
         print(log_line("checking", f"{WINDOWS} x {length} tokens: {text}"))
-        theirs = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32, trust_remote_code=True)
-        comparison = compare(reference, their_logits(theirs.eval(), tokens), torch_dtype)
+        kind: Any = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+        theirs = kind.from_pretrained(partial, dtype=torch.float32, trust_remote_code=True).eval()
+        logits = classifier.their_scores(theirs, rows) if classifies else their_logits(theirs, tokens)
+        comparison = compare(reference, logits, torch_dtype)
         print(log_line("logits", comparison))
         if added := size - model.num_parameters():
             padding = (
@@ -96,13 +113,14 @@ def export_run(
             )
             print(log_line("padding", padding))
             comparison += f"; {padding}"
-        if note := describe_head(model):
+        if not classifies and (note := describe_head(model)):
             print(log_line("note", note))
         card = model_card(source, model, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         list_files(partial)
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(log_line("ready", f"{escape_controls(str(out))}: {name}; {code}"))
+    print(log_line("upload", shlex.join(["hf", "upload", f"ORGANISATION/{out.name}", str(out)])))
 
 
 def fold_divisor(model: ModelConfig) -> ModelConfig:
@@ -113,7 +131,7 @@ def fold_divisor(model: ModelConfig) -> ModelConfig:
     """
     if model.width_ratio == 1:
         raise UserError("fold: this model's logits have no divisor; leave it out")
-    if model.tie_embeddings:
+    if model.tied:
         raise UserError(
             "fold: the LM head is the token embedding (tie_embeddings true), which the divisor would change; "
             "leave it out: config.json has logit_scale"
@@ -170,7 +188,8 @@ def special_ids(end_of_document: int) -> dict[str, int]:
 def write_description(folder: Path, config: Any) -> None:
     """Write config.json, generation_config.json and, for the native format, the architecture's code."""
     config.save_pretrained(folder)
-    GenerationConfig(**special_ids(config.eos_token_id)).save_pretrained(folder)
+    if "ForSequenceClassification" not in config.architectures[0]:
+        GenerationConfig(**special_ids(config.eos_token_id)).save_pretrained(folder)
     if config.model_type == "head_schedule":
         for name in CODE_FILES:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)

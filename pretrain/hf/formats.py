@@ -21,12 +21,20 @@ from model.config import ModelConfig
 from model.declared import to_dict
 from model.errors import UserError
 from model.parameters import parameter_specs
-from pretrain.hf.config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
+from pretrain.config.hf_config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import choose_padding, pad_parameter, padded_model
 
 ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM"}
 ARCHITECTURES |= {"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
+CLASSIFIERS = {
+    chosen: name.replace("ForCausalLM", "ForSequenceClassification").replace(
+        "LMHeadModel", "ForSequenceClassification"
+    )
+    for chosen, name in ARCHITECTURES.items()
+}
+AUTO_CLASSES = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+"""Those of a native folder, besides the decoder alone."""
 
 # Our part -> its name in native, Llama and Qwen3 folders, and in GPT-2's, which join q, k and v.
 _PARTS: dict[str, tuple[str, str | None]] = {
@@ -47,6 +55,7 @@ _PARTS: dict[str, tuple[str, str | None]] = {
     "layers.N.ffn.down": ("model.layers.N.mlp.down_proj", "transformer.h.N.mlp.c_proj"),
     "final_norm": ("model.norm", "transformer.ln_f"),
     "output": ("lm_head", "lm_head"),
+    "classifier": ("score", "score"),
 }
 # GPT-2's Conv1D holds [in, out].
 _TRANSPOSED = re.compile(r"transformer\.h\.\d+\.\w+\.c_(attn|proj|fc)\.weight")
@@ -198,7 +207,10 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
     """
     from transformers import GPT2Config, LlamaConfig, Qwen3Config
 
-    settings: dict[str, Any] = {**extra, "architectures": [ARCHITECTURES[chosen]]}
+    settings: dict[str, Any] = {
+        **extra,
+        "architectures": [(CLASSIFIERS if model.classes else ARCHITECTURES)[chosen]],
+    }
     for name, names in SETTINGS.items():
         if (theirs := names[chosen]) is not None:
             value = getattr(model, name)
@@ -262,6 +274,5 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
     config.auto_map = {
         "AutoConfig": "configuration_head_schedule.HeadScheduleConfig",
         "AutoModel": "modeling_head_schedule.HeadScheduleModel",
-        "AutoModelForCausalLM": "modeling_head_schedule.HeadScheduleForCausalLM",
-    }
+    } | {f"AutoModel{kind}": f"modeling_head_schedule.HeadSchedule{kind}" for kind in AUTO_CLASSES}
     return config

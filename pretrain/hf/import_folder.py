@@ -6,7 +6,7 @@ The run holds one checkpoint, of step 0, unsharded: weights without optimizer st
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from model.errors import escape_controls
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.weights_only import write_weights
+from pretrain.config.hf_config_file import MODEL_TYPES, Format
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
-from pretrain.hf.config_file import MODEL_TYPES
 from pretrain.hf.formats import folder_tensors, is_transposed, parameter_shapes
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import new_folder
@@ -42,15 +42,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         UserError: an architecture or a setting that we do not have, weights that do not fit, a run folder
             that exists. No run is left then.
     """
-    described = check_folder(folder)
-    model, notes = described.model, described.notes
-    tokenizer = load_exported_tokenizer(folder, model.vocab_size)
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        byte_fallback_bpe(tokenizer)  # refused now, and not when the run is to be exported
-    if tokenizer.vocab_size < model.vocab_size:
-        unused = model.vocab_size - tokenizer.vocab_size
-        notes.append(f"{unused} vocabulary rows that no token uses are left out")
-        model = model.replace(vocab_size=tokenizer.vocab_size)
+    model, tokenizer, notes = open_folder(folder)
     for note in notes:
         print(log_line("note", note))
     with new_folder(run_folder, kind="run") as created:
@@ -71,6 +63,24 @@ def import_folder(folder: Path, run_folder: Path) -> None:
     print(log_line("next", f"{prepare}\n{train}"))
 
 
+def open_folder(folder: Path) -> tuple[ModelConfig, Tokenizer, list[str]]:
+    """Our model of a folder, its tokenizer, and lines for whoever trains it further.
+
+    Raises:
+        UserError: as check_folder and load_exported_tokenizer; a tokenizer that cannot be exported again.
+    """
+    described = check_folder(folder)
+    model, notes = described.model, described.notes
+    tokenizer = load_exported_tokenizer(folder, model.vocab_size)
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        byte_fallback_bpe(tokenizer)  # refused now, and not when the run is to be exported
+    if tokenizer.vocab_size < model.vocab_size:
+        unused = model.vocab_size - tokenizer.vocab_size
+        notes.append(f"{unused} vocabulary rows that no token uses are left out")
+        model = model.replace(vocab_size=tokenizer.vocab_size)
+    return model, tokenizer, notes
+
+
 def _write_run(
     created: Path, run_folder: Path, model: ModelConfig, tokenizer: Tokenizer, network: Any
 ) -> None:
@@ -78,11 +88,12 @@ def _write_run(
     tokenizer.save(created / "tokenizer")
     state = TrainingState(model=model.to_json(), data=DataIdentity(tokenizer_hash(tokenizer)))
     (created / "checkpoints").mkdir()
-    weights = _parameters(model, network)
+    weights = parameters(model, MODEL_TYPES[network.config.model_type], network.state_dict())
     write_weights(created / "checkpoints" / "step_000000", state, weights, created / "tokenizer")
     write_atomically(created / "latest", "step_000000\n")
     write_atomically(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
     recipe = {
+        "init_from": str(run_folder),  # under another name a run begins with these weights
         "model": str(run_folder / "model.json"),
         "name": run_folder.name,
         "runs_dir": str(run_folder.parent),
@@ -91,13 +102,15 @@ def _write_run(
     write_atomically(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
 
 
-def _parameters(model: ModelConfig, network: Any) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters from the transformers network's, with padded vocabulary rows."""
-    tensors, shapes = network.state_dict(), parameter_shapes(model)
-    for name, our_names in folder_tensors(model, MODEL_TYPES[network.config.model_type]).items():
+def parameters(
+    model: ModelConfig, chosen: Format, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Our parameters, fp32 with padded vocabulary rows, from the tensors of a folder of the format."""
+    shapes = parameter_shapes(model)
+    for name, our_names in folder_tensors(model, chosen).items():
         tensor = tensors[name].t() if is_transposed(name) else tensors[name]
         for our_name, piece in zip(our_names, tensor.chunk(len(our_names)), strict=True):
-            value = piece[: shapes[our_name][0]]
+            value = piece[: shapes[our_name][0]].float()
             if has_vocabulary_rows(our_name):
                 padded = value.new_zeros(model.padded_vocab_size(), *value.shape[1:])
                 padded[: len(value)] = value

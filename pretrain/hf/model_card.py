@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from model.config import ModelConfig
+from pretrain.checkpoint.state import WorldRecord
 from pretrain.data.sequences import parse_blend
 from pretrain.run.saved import SavedRun
 
@@ -22,15 +23,10 @@ _CARD = """\
 
 # {name}
 
-A decoder language model, written as `{architecture}`{code}.
+{kind}, written as `{architecture}`{code}.
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}"{remote})
-model = AutoModelForCausalLM.from_pretrained("{name}"{remote})
-inputs = tokenizer("Once upon a time", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+{usage}
 ```
 
 Needs transformers {transformers} or newer.
@@ -44,7 +40,35 @@ Needs transformers {transformers} or newer.
 ## Check
 
 Logits of this folder, loaded afresh, against the model that was trained, on real tokens: {comparison}.
+
+## Citation
+
+```bibtex
+{citation}
+```
 """
+_GENERATION = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}"{remote})
+model = AutoModelForCausalLM.from_pretrained("{name}"{remote})
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
+_CLASSIFICATION = """\
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}"{remote})
+model = AutoModelForSequenceClassification.from_pretrained("{name}"{remote})
+inputs = tokenizer(["a text", "another text"], padding=True, return_tensors="pt")
+print([model.config.id2label[int(label)] for label in model(**inputs).logits.argmax(-1)])"""
+# Of the software, as CITATION.cff has it; the model's own authors are not ours to name.
+_CITATION = """\
+@software{head-schedules,
+  title = {head-schedules},
+  author = {{The head-schedules authors}},
+  version = {0.1.0},
+  note = {Pretrains decoder language models whose attention heads are allocated freely over depth and time}
+}"""
 
 # A document of the training windows began at position 0 and saw nothing before it.
 _DOCUMENT_MASK = (
@@ -75,13 +99,11 @@ def model_card(
     header = {
         **({"license": license_name} if license_name else {}),
         "library_name": "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "text-classification" if model.classes else "text-generation",
         "tags": ["pretraining", "head-schedule"] + (["custom_code"] if native else []),
     }
     training = {
-        "weights at step 0": "imported from another model; what that was trained on is not known here"
-        if imported
-        else None,
+        "weights at step 0": _origin(state.origin) if imported else None,
         "data": _data(run.get("data", "builtin"), state.data.data) if state.data.data else None,
         "tokenizer": source.tokenizer.name,
         "steps": state.step,
@@ -89,21 +111,62 @@ def model_card(
         "tokens": state.tokens,
         "documents": _DOCUMENT_MASK if run.get("document_mask") else None,
         "seed": run.get("seed"),
-        "learning rate": run.get("optimizer", {}).get("learning_rate"),
+        **_optimization(run),
+        "hardware": _hardware(state.world) if state.world and state.world.hardware else None,
+        "training time": f"{state.seconds / 3600:,.2f} hours" if state.seconds else None,
         "precision": state.world.dtype if state.world else None,
         **source.last_metrics(),
     }
+    remote = ", trust_remote_code=True" if native else ""
+    usage = _CLASSIFICATION if model.classes else _GENERATION
     return _CARD.format(
         header=yaml.safe_dump(header, sort_keys=False),
         name=name,
         architecture=config.architectures[0],
         code=" (code in this folder: `trust_remote_code=True`)" if native else "",
-        remote=", trust_remote_code=True" if native else "",
+        kind="A sequence classifier" if model.classes else "A decoder language model",
+        usage=usage.format(name=name, remote=remote),
+        citation=_CITATION,
         transformers=LEAST_TRANSFORMERS[config.model_type],
         model=_table({"parameters": model.num_parameters(), **model.to_json()}),
         training=_table(training),
         comparison=comparison,
     )
+
+
+def _origin(origin: str) -> str:
+    """Where the weights of step 0 come from; a folder by its name, not its path."""
+    if not origin:
+        return "imported from another model; what that was trained on is not known here"
+    folder, _, step = origin.partition(" at step ")
+    return f"those of {Path(folder).name}" + (
+        f" at step {step}" if step else "; its training is not known here"
+    )
+
+
+def _optimization(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows about the optimizer, the batch and the schedule, as far as the run's settings say them."""
+    optimizer, muon, schedule = (run.get(name, {}) for name in ("optimizer", "muon", "schedule"))
+    rate = optimizer.get("learning_rate")
+    uses_muon = optimizer.get("kind") == "muon"
+    names = {"adamw": "AdamW", "muon": "Muon for the blocks' matrices, AdamW for everything else"}
+    phases = [f"{name} {schedule[name]:g}" for name in ("warmup", "decay", "minimum") if name in schedule]
+    if schedule.get("kind") != "wsd":
+        phases = [phase for phase in phases if not phase.startswith("decay")]
+    return {
+        "optimizer": names.get(optimizer.get("kind", "")),
+        "learning rate" + (" of AdamW" if uses_muon else ""): rate,
+        "learning rate of Muon": (muon.get("learning_rate") or rate) if uses_muon else None,
+        "schedule": f"{schedule['kind']} ({', '.join(phases)})" if "kind" in schedule else None,
+        "rules of learning rates": ", ".join(rule["name"] for rule in run.get("lr_rules", ())) or None,
+        "weight decay": optimizer.get("weight_decay"),
+        "gradient clipping": optimizer.get("gradient_clipping"),
+        "batch": f"{batch:,} tokens" if (batch := run.get("global_batch_tokens")) else None,
+    }
+
+
+def _hardware(world: WorldRecord) -> str:
+    return f"{world.ranks} x {world.hardware}; torch {world.versions.get('torch', '?')}"
 
 
 def _data(spec: str, contents: list[tuple[str, str]]) -> str:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from model.declared import from_dict
 from model.errors import UserError, quote
 from pretrain.checkpoint.finder import checkpoint_path, is_run, require_steps
-from pretrain.hf.config_file import FolderModel, read_model
+from pretrain.config.hf_config_file import FolderModel, read_model
 from pretrain.utils.files import open_regular
 from pretrain.utils.parsing import read_json_object
 

@@ -13,13 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager_attention_forward
@@ -32,8 +37,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h]
 
 
 class HeadScheduleBiasedNorm(nn.RMSNorm):
-    """RMSNorm with a bias. Its name does not end in RMSNorm, so that no server swaps in a kernel without
-    one."""
+    """RMSNorm with a bias. Its name does not end in RMSNorm, which servers replace by one without."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__(width, eps=eps)
@@ -154,10 +158,7 @@ class HeadScheduleAttention(nn.Module):
         batch, length = hidden_states.shape[:2]
         query, key, value = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         if query.shape[-1] % self.head_dim or key.shape[-1] % self.head_dim:
-            raise ValueError(
-                f"tensor parallelism: the number of ranks must divide the heads of every layer; in layer "
-                f"{self.layer_idx} it does not"
-            )
+            raise ValueError(f"tensor parallelism: the ranks must divide the heads of layer {self.layer_idx}")
         # -1: under tensor parallelism a rank has some of the heads
         shape = (batch, length, -1, self.head_dim)
         query, key = query.view(shape), key.view(shape)
@@ -174,11 +175,7 @@ class HeadScheduleAttention(nn.Module):
             self.config._attn_implementation, eager_attention_forward
         )
         output, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
+            *(self, query, key, value, attention_mask),
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling,
             sliding_window=self.sliding_window,
@@ -473,4 +470,31 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         )
 
 
-__all__ = ["HeadScheduleForCausalLM", "HeadScheduleModel", "HeadSchedulePreTrainedModel"]
+class HeadScheduleDecoderUser(HeadSchedulePreTrainedModel):
+    """transformers' mixins below make the decoder with AutoModel, which must know it."""
+
+    def __init__(self, config: HeadScheduleConfig) -> None:
+        AutoModel.register(type(config), HeadScheduleModel, exist_ok=True)
+        super().__init__(config)
+
+
+class HeadScheduleForSequenceClassification(GenericForSequenceClassification, HeadScheduleDecoderUser):
+    """A class for each sequence, read at its last token that is not padding."""
+
+
+class HeadScheduleForTokenClassification(GenericForTokenClassification, HeadScheduleDecoderUser):
+    """A class for each token."""
+
+
+class HeadScheduleForQuestionAnswering(GenericForQuestionAnswering, HeadScheduleDecoderUser):
+    """The first and the last token of an answer."""
+
+
+__all__ = [
+    "HeadScheduleForCausalLM",
+    "HeadScheduleForQuestionAnswering",
+    "HeadScheduleForSequenceClassification",
+    "HeadScheduleForTokenClassification",
+    "HeadScheduleModel",
+    "HeadSchedulePreTrainedModel",
+]

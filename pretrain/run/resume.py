@@ -18,7 +18,17 @@ from pretrain.run.hooks import Hook
 # Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked
 # elsewhere.
 SILENT = {
-    *("name", "runs_dir", "data_root", "resume", "recipe", "logging", "checkpoint", "evaluation"),
+    *(
+        "name",
+        "init_from",
+        "runs_dir",
+        "data_root",
+        "resume",
+        "recipe",
+        "logging",
+        "checkpoint",
+        "evaluation",
+    ),
     *("interruption", "diagnostics_every", "threads", "model", "heads", "architecture", "seed", "data"),
     *("tokenizer", "vocab_size", "micro_batch", "tensor_parallel", "context_parallel"),
 }
@@ -30,7 +40,8 @@ SHAPE = ("ranks", "tensor_parallel", "context_parallel", "stage", "offload", "dt
 
 IMPORTED = "imported"
 """The recipe of a run whose weights come from elsewhere; see import_folder."""
-IMPORT = "python -m pretrain.convert --from_hf DIR --out"
+BEGIN_ANOTHER = "for another run from the same weights give --name OTHER and --init_from with their source"
+"""What to do instead of continuing a run whose weights come from elsewhere."""
 
 
 def check_imported(run: RunConfig) -> None:
@@ -40,11 +51,11 @@ def check_imported(run: RunConfig) -> None:
         UserError: they are; it says what keeps the weights.
     """
     source = Path(run.model)
-    if run.recipe == IMPORTED and source.name == "model.json":
+    if run.init_from is None and run.recipe == IMPORTED and source.name == "model.json":
         raise UserError(
             f"name: {run.folder} holds no checkpoint, and would begin without the imported weights of "
-            f"{source.parent}; leave --name and --runs_dir out to continue that run, or import "
-            f"again: {IMPORT} {run.folder} (--model {source} without --config trains from scratch)"
+            f"{source.parent}; give --init_from {source.parent} to begin with them (--model {source} without "
+            "--config trains from scratch)"
         )
 
 
@@ -56,10 +67,7 @@ def is_imported(saved: TrainingState) -> bool:
 def settings_to_give(imported: bool) -> str:
     """What to do where settings do not fit a run's checkpoint; a new run would lose imported weights."""
     if imported:
-        return (
-            "give the settings it has; its weights are imported, so for a second run import them again "
-            f"({IMPORT} runs/OTHER)"
-        )
+        return f"give the settings it has; {BEGIN_ANOTHER}"
     return "give --name for a new run, or the settings it was started with"
 
 
@@ -86,7 +94,7 @@ def describe_layout_change(saved: WorldRecord | None, world: WorldRecord | None)
         world: the same of the run that continues.
     """
     if saved is None or world is None:
-        return "loaded imported weights, the optimizer starts fresh"
+        return "loaded the weights alone, the optimizer starts fresh"
     pairs = {key: (getattr(saved, key), getattr(world, key)) for key in SHAPE}
     changes = [f"{key} {before} -> {now}" for key, (before, now) in pairs.items() if before != now]
     return f"resharded: {', '.join(changes)}" if changes else None
@@ -145,6 +153,7 @@ def check_resume(
         asked = _read_earlier_request(saved)
         old, new = asked.optimizer, run.optimizer
         for name, earlier, later in (
+            ("init_from", asked.init_from, run.init_from or asked.init_from),
             ("seed", asked.seed, run.seed),
             ("optimizer.decay_embeddings", old.decay_embeddings, new.decay_embeddings),
             ("document_mask", asked.document_mask, run.document_mask),  # in effect another model

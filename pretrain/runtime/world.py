@@ -17,7 +17,7 @@ from model.parallel_plan import check_world
 from model.process_grid import ALONE, ProcessGrid, start_grid
 from pretrain.config.sections import InterruptionConfig
 from pretrain.runtime.environment import check_environment, rendezvous_port
-from pretrain.runtime.hardware import available_cores
+from pretrain.runtime.hardware import available_cores, describe_device
 from pretrain.runtime.rendezvous import BACKENDS, check_group, meet
 from pretrain.utils.format import print_lines
 from pretrain.utils.malloc import keep_freed_memory
@@ -81,6 +81,7 @@ class World:
             "tensor_parallel": self.tensor_parallel,
             "context_parallel": self.context_parallel,
             "device": self.device.type,
+            "hardware": describe_device(self.device),
             "versions": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,

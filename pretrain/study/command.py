@@ -42,7 +42,7 @@ def build_parser() -> Parser:
         made[name] = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == "schema":
             continue
-        what = "a study's name, its YAML file, or a folder that has been run"
+        what = "a study's name, its YAML file, a folder that has been run, or a recorded file"
         made[name].add_argument("study", metavar="STUDY", nargs="?" if name == "list" else None, help=what)
         made[name].add_argument(
             "--out", type=Path, metavar="FOLDER", help="the study's folder (default: runs/NAME)"
@@ -62,6 +62,8 @@ def build_parser() -> Parser:
     add("--sd", type=float, help="standard deviation of paired differences, in place of a pilot's")
     add("--effect", type=float, help="difference to be found (default: the study's)")
     add("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
+    to = "the file (default: results/NAME.json)"
+    made["record"].add_argument("--to", type=Path, metavar="FILE", help=to)
     add = made["task"].add_argument
     add("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
     add("--ranks", type=int, metavar="N", help="also print how many of so many ranks it can use")
@@ -73,6 +75,7 @@ COMMANDS = {
     "list": "how far each run is; without STUDY: the studies included",
     "power": "how many pairs an effect needs, and what the study costs",
     "report": "tables and figures of what is finished, into FOLDER/report",
+    "record": "settings, versions and losses of all runs, as one small file",
     "task": "the arguments of one run, for slurm/study.sh",
     "schema": "the JSON schema of a study file, for editors",
 }
@@ -101,6 +104,12 @@ def dispatch(arguments: Sequence[str]) -> int:
         _power(study, options)
     elif options.command == "report":
         _report(study)
+    elif options.command == "record":
+        from pretrain.study.archive import write_archive
+
+        path = options.to or Path("results") / f"{study.name}.json"
+        write_archive(study, path)
+        print_lines(f"wrote {path}")
     else:
         return run_study(study, options.parallel, options.slurm, options.sbatch, options.dry_run)
     return 0
@@ -185,7 +194,7 @@ def _power(study: Study, options: argparse.Namespace) -> None:
 
 
 def _report(study: Study) -> None:
-    if not study.folder.is_dir():
+    if study.recorded is None and not study.folder.is_dir():
         raise UserError(
             f"study: {quote(str(study.folder))} does not exist; run it first: {study.command('run')}"
         )

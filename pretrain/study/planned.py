@@ -21,7 +21,8 @@ from pretrain.study.settings import Settings, read_settings
 from pretrain.study.tuning import Tuned
 
 if TYPE_CHECKING:
-    pass
+    from pretrain.study.register import Registered
+    from pretrain.study.results import RunResult
 
 HIGHER_IS_BETTER = {"val_accuracy"}
 """Measures; of the others lower values are better."""
@@ -176,6 +177,10 @@ class Study:
     """What pilots chose, by the variant's full name."""
     source: str = ""
     """The name or the file that it was read from, to be copied into commands."""
+    recorded: tuple[RunResult, ...] | None = None
+    """Its results, if it was read from an archive."""
+    registered: Registered | None = None
+    """What it expected, if it was read from an archive."""
 
     @cached_property
     def tried(self) -> dict[str, tuple[str, list[Any]]]:

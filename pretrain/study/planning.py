@@ -71,6 +71,7 @@ def parse_study(
     settings: Mapping[str, Any] | None = None,
     check_runs: bool = True,
     pilots: bool = False,
+    tuned: Mapping[str, Tuned] | None = None,
 ) -> Study:
     """As read_study, of a file's contents.
 
@@ -82,6 +83,7 @@ def parse_study(
         check_runs: whether to check the settings of all runs now; else those of a run are checked where it is
             first used.
         pilots: whether its runs are pilots, of which several may be equal.
+        tuned: what pilots chose; by default what is written in its folder.
     """
     flags = read_settings(settings, "settings")
     text = override(resolve(text, where, near), flags)
@@ -89,7 +91,7 @@ def parse_study(
     if not is_folder_name(name):
         raise UserError(f"study: {quote(name)} is not the name of a folder; call the file otherwise")
     _check_keys(file)
-    tuned = read_tuned(out)
+    tuned = read_tuned(out) if tuned is None else tuned
     vary = {factor: _read_factor(factor, given) for factor, given in (file.vary or {}).items()}
     levels, made = _cross(file, vary)
     planner = _Planner(file, flags, tuned)

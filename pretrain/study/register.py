@@ -45,8 +45,10 @@ def register(study: Study) -> None:
 
 
 def read_registered(study: Study) -> Registered | None:
-    """The record of the study's folder; None before the first run."""
+    """The record of the study's folder or archive; None before the first run."""
     path = study.folder / FILE_NAME
+    if study.recorded is not None:
+        return study.registered
     return from_dict(Registered, read_json(path, "study"), f"study: {path}") if path.exists() else None
 
 

@@ -74,7 +74,7 @@ class RunResult:
 def open_study(
     name: str, out: Path | None = None, settings: Mapping[str, Any] | None = None, check_runs: bool = True
 ) -> Study:
-    """The study of a name, a file or a folder.
+    """The study of a name, a file, an archive (a file that ends with .json) or a folder.
 
     Args:
         out: the folder of its runs; of a name or a file ``runs/NAME`` by default.
@@ -85,6 +85,10 @@ def open_study(
         UserError: bad input.
     """
     path = Path(name)
+    if path.suffix == ".json":
+        from pretrain.study.archive import read_archive
+
+        return read_archive(path, out, settings)
     if path.is_dir():
         if out is not None and os.path.realpath(out) != os.path.realpath(path):
             raise UserError(
@@ -118,7 +122,8 @@ def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any
 
 
 def load_results(study: Study) -> list[RunResult]:
-    """Every run of the study in its order; those that have not begun are "missing".
+    """Every run of the study in its order, those of an archive as it has them; "missing" are those that have
+    not begun.
 
     Raises:
         UserError: a run was made with other settings than the study file has now.
@@ -126,6 +131,8 @@ def load_results(study: Study) -> list[RunResult]:
     from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
     from pretrain.checkpoint.state import read_state
 
+    if study.recorded is not None:
+        return list(study.recorded)
     check_settings(study)
     results = []
     for planned in study.runs:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from model.errors import UserError
 from pretrain.study.comparable import list_values, notes_on, parameters, tokenizer, validation_text
@@ -70,19 +70,6 @@ class Sample(dict[int, float]):
     def subtract(self, other: Mapping[int, float]) -> Sample:
         """The differences from *other*, for the seeds that both have."""
         return Sample({seed: value - other[seed] for seed, value in self.items() if seed in other})
-
-    def numbers(self) -> dict[str, Any]:
-        """What the values say, for results.json; what is not known is None."""
-        found = self.interval
-        return {
-            "values": self,
-            "mean": self.mean,
-            "sd": self.sd,
-            "interval": asdict(found) if found else None,
-            "ranks": asdict(self.ranks) if self.ranks else None,
-            "excludes_zero": found.excludes_zero if found else None,
-            "detectable_difference": self.detectable,
-        }
 
 
 Runs = Mapping[int, RunResult]
@@ -230,6 +217,11 @@ class View:
         """What is compared, with its unit in parentheses."""
         return MEASURES[self.measure]
 
+    @property
+    def axis(self) -> str:
+        """The same, and which values are better."""
+        return f"{self.value}; {self.better} is better"
+
     @cached_property
     def summaries(self) -> list[Summary]:
         """The variants in the study's order."""
@@ -269,7 +261,7 @@ class View:
     @cached_property
     def contrasted(self) -> list[Contrasted]:
         """Every contrast of the study, in its order."""
-        found = [self._evaluate(contrast) for contrast in self.study.contrasts]
+        found = [self.evaluate(contrast) for contrast in self.study.contrasts]
         primary = [place for place, each in enumerate(found) if each.contrast.primary]
         if primary:
             from statsmodels.stats.multitest import multipletests
@@ -281,7 +273,8 @@ class View:
                 found[place] = replace(found[place], adjusted=float(p) if known else None)
         return found
 
-    def _evaluate(self, contrast: Contrast) -> Contrasted:
+    def evaluate(self, contrast: Contrast) -> Contrasted:
+        """What the finished runs say of a contrast."""
         if self.effects is not None:
             fits = self.analysis.contrast(contrast) if self.analysis else None
             return Contrasted(contrast, Sample(), fits)

@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from model.declared import NonNegativeInt, declared, from_dict, to_dict
 from model.errors import UserError
 from pretrain.study.settings import label
@@ -51,34 +49,22 @@ def pilot_name(variant: str, value: Any) -> str:
 def choose(
     values: Sequence[Any], results: Sequence[float], higher_is_better: bool = False
 ) -> tuple[Any, bool]:
-    """The best value by its results: between numbers above 0 the vertex of the parabola, in the logarithm of
-    the value, through the best and its two neighbours; at an edge, and for anything else, the best itself.
+    """The value with the best result, the first of equal ones, and whether it is the least or the greatest of
+    numbers.
 
     Args:
-        values: numbers in any order, or anything else.
-        results: of each; NaN where there is none.
-
-    Returns:
-        The value, and whether it is an edge of the values.
+        results: of each value; NaN where there is none.
 
     Raises:
         ValueError: no result is finite.
     """
-    losses = np.array(results) * (-1 if higher_is_better else 1)
-    losses[~np.isfinite(losses)] = math.inf
-    if np.isinf(losses).all():
+    known = [place for place, result in enumerate(results) if math.isfinite(result)]
+    if not known:
         raise ValueError("no finite result")
-    numbers = all(type(value) in (int, float) and value > 0 for value in values)
-    order = np.argsort(values) if numbers else np.arange(len(values))
-    best = int(np.argmin(losses[order]))
-    at_edge = numbers and best in (0, len(order) - 1)
-    around = order[max(0, best - 1) : best + 2]
-    curved = len(around) == 3 and np.isfinite(losses[around]).all() and np.ptp(losses[around]) > 0
-    if at_edge or not curved or not all(type(value) is float and value > 0 for value in values):
-        return values[order[best]], at_edge
-    logarithms = np.log([values[place] for place in around])
-    curvature, slope, _ = np.polyfit(logarithms - logarithms[1], losses[around] - losses[order[best]], 2)
-    return float(f"{math.exp(logarithms[1] - slope / (2 * curvature)):.4g}"), at_edge
+    sign = -1 if higher_is_better else 1
+    best = values[min(known, key=lambda place: sign * results[place])]
+    numbers = all(type(value) in (int, float) for value in values)
+    return best, numbers and best in (min(values), max(values))
 
 
 # ---------------------------------------------------------------------- files

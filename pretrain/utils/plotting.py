@@ -55,8 +55,12 @@ def save_figure(
     yield figure, figure.subplots(rows, columns, **subplots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as partial:
-            figure.savefig(partial, dpi=dpi, format=path.suffix.lower().removeprefix("."))
+        form = path.suffix.lower().removeprefix(".")
+        given = {"metadata": {"Date": None}} if form == "svg" else {}
+        # Text stays text, and the same picture has the same bytes.
+        fixed = {"svg.hashsalt": "pretrain", "svg.fonttype": "none"}
+        with atomic_file(path) as partial, sys.modules["matplotlib"].rc_context(fixed):
+            figure.savefig(partial, dpi=dpi, format=form, **given)
     except OSError as error:
         raise UserError(f"{setting}: cannot write {str(path)!r}: {error}".replace("\n", " ")) from error
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pretrain import convert, generate
 from pretrain.checkpoint.state import read_features
@@ -129,15 +130,28 @@ def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks)
     assert "held-out examples of letters" in capsys.readouterr().out
 
 
-def test_a_classifier_is_no_language_model(trained, tmp_path, capsys):
-    for main, arguments, use in (
-        (convert.main, [str(trained.folder), "--out", str(tmp_path / "hf")], "exported"),
-        (generate.main, [str(trained.folder), "--prompt", "a"], "sampled from or scored"),
-    ):
-        assert main(arguments) == 2
-        error = capsys.readouterr().err
-        assert f"holds a classifier of 2 classes, which cannot be {use}" in error and error.count("\n") == 1
-    assert not (tmp_path / "hf").exists()
+def test_a_classifier_is_no_language_model(trained, capsys):
+    assert generate.main([str(trained.folder), "--prompt", "a"]) == 2
+    error = capsys.readouterr().err
+    assert "classifier of 2 classes, which cannot be sampled from" in error and error.count("\n") == 1
+
+
+def test_an_exported_classifier_has_the_runs_accuracy(corpus, trained, tmp_path, capsys):
+    """Loaded as a user would: texts of the validation split through AutoTokenizer, classes by name."""
+    assert convert.main([str(trained.folder), "--out", str(tmp_path / "hf")]) == 0
+    assert "hf upload ORGANISATION/hf" in capsys.readouterr().out
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    examples = sentences(61, 2)
+    batch = tokenizer([example.text for example in examples], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = model.eval()(**batch).logits.argmax(-1).tolist()
+    right = [
+        model.config.id2label[label] == example.label for label, example in zip(found, examples, strict=True)
+    ]
+    row = [row for row in read_metrics(trained.folder) if "val_accuracy" in row][-1]
+    assert sum(right) / 61 == pytest.approx(row["val_accuracy"])
+    assert "pipeline_tag: text-classification" in (tmp_path / "hf/README.md").read_text()
 
 
 def test_text_without_labels_and_another_task_are_refused(corpus, small_folder, trained, tmp_path):

@@ -1,24 +1,21 @@
-"""The report of a study: one page of HTML with everything in it, its pictures, and all numbers as JSON."""
+"""The report of a study: one page of HTML with everything in it, and its pictures."""
 
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from pretrain.metrics.file import encode
 from pretrain.study.register import describe_expectations
 from pretrain.study.report.pictures import draw_all
-from pretrain.study.report.tables import Section, sections
+from pretrain.study.report.tables import sections
 from pretrain.study.results import describe_unnamed, find_unnamed_runs, shorten_names
 from pretrain.study.statistics.paired import CONFIDENCE
 from pretrain.study.statistics.ranks import FAR
-from pretrain.study.summaries import POWER, Sample, View
+from pretrain.study.summaries import POWER, View
 from pretrain.utils.files import write_atomically
 from pretrain.utils.format import align_columns
 
@@ -35,7 +32,7 @@ def write_report(view: View) -> list[Path]:
     The same runs give the same bytes.
 
     Returns:
-        The files written: ``index.html``, which needs no other, ``results.json`` and the pictures.
+        The files written: ``index.html``, which needs no other, and the pictures.
 
     Raises:
         UserError: a picture cannot be written.
@@ -43,7 +40,7 @@ def write_report(view: View) -> list[Path]:
     """
     out = view.study.folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    tables, drawn = sections(view), draw_all(view, out)
+    drawn = draw_all(view, out)
     templates = Environment(
         loader=PackageLoader("pretrain.study.report", ""),
         autoescape=True,
@@ -53,37 +50,12 @@ def write_report(view: View) -> list[Path]:
     page = templates.get_template(TEMPLATE).render(
         view=view,
         opening=describe_opening(view),
-        sections=tables,
+        sections=sections(view),
         pictures={name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in drawn.items()},
         power=POWER,
     )
     write_atomically(out / "index.html", page)
-    figures = json.dumps(encode(numbers(view, tables)), indent=1, ensure_ascii=False)
-    write_atomically(out / "results.json", figures + "\n")
-    return [out / "index.html", out / "results.json", *drawn.values()]
-
-
-def numbers(view: View, tables: dict[str, Section]) -> dict[str, Any]:
-    """All numbers of the report, under names; what is not known is None."""
-    return {
-        "study": view.study.name,
-        "title": view.study.title,
-        "question": view.study.file.question,
-        "predictions": view.study.file.predictions,
-        "status": view.study.file.status,
-        "measure": view.measure,
-        "better": view.better,
-        "last_validations": view.last,
-        "confidence": CONFIDENCE,
-        "notes": view.caveats,
-        "unnamed_runs": find_unnamed_runs(view.study),
-    } | {
-        name: [
-            {key: item.numbers() if isinstance(item, Sample) else item for key, item in row.items()}
-            for row in section.rows
-        ]
-        for name, section in tables.items()
-    }
+    return [out / "index.html", *drawn.values()]
 
 
 def terminal_lines(view: View) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,12 +44,14 @@ def panel_axes(
     columns: int,
     height: float = 3.1,
     width: float = 4.6,
+    heading: str = "",
     **subplots: Any,
 ) -> Iterator[list[Any]]:
     """Axes with these titles in rows of one length, and one legend below, each name once.
 
     Args:
         columns: at most so many.
+        heading: what the picture shows, above it.
         height: of a panel, in inches; *width*, too.
         subplots: further arguments of matplotlib's subplots.
     """
@@ -58,6 +62,7 @@ def panel_axes(
         figure,
         axes,
     ):
+        figure.suptitle(textwrap.fill(heading, int(11 * size[0])), x=0.01, ha="left")
         for axis in axes.flat[len(titles) :]:
             axis.set_axis_off()
         for axis, title in zip(axes.flat, titles, strict=False):
@@ -75,11 +80,20 @@ def draw_all(view: View, folder: Path) -> dict[str, Path]:
     Raises:
         UserError: a picture cannot be written.
     """
-    files = {name: folder / f"{name}.png" for name in DRAWN}
-    drawn = {name: file for name, file in files.items() if DRAWN[name](view, file)}
+    files = {name: folder / f"{name}.svg" for name in DRAWN}
+    drawn = {name: file for name, file in files.items() if DRAWN[name](view, file, "")}
     for name in files.keys() - drawn.keys():
         files[name].unlink(missing_ok=True)  # of an earlier report
     return drawn
+
+
+def factor_name(factor: str) -> str:
+    """A factor for readers: "heads of layer 1" for heads[0], "learning rate" for optimizer.learning_rate."""
+    if layers := re.fullmatch(r"(.+)\[(\d+)(?::(\d+))?\]", factor):
+        first, last = int(layers[2]) + 1, int(layers[3] or int(layers[2]) + 1)
+        where = f"layer {first}" if first == last else f"layers {first} to {last}"
+        return f"{factor_name(layers[1])} of {where}"
+    return factor.rpartition(".")[2].replace("_", " ")
 
 
 def _style(view: View, summary: Summary) -> dict[str, Any]:
@@ -88,13 +102,14 @@ def _style(view: View, summary: Summary) -> dict[str, Any]:
     return line_style(names.index(summary.variant), len(names))
 
 
-def _draw_effects(view: View, path: Path) -> bool:
+def _draw_effects(view: View, path: Path, heading: str) -> bool:
     """Draw a panel for each factor: the effect of each level; all on one scale."""
     effects, value = view.analysis, view.value
     if effects is None:
         return False
     factors = effects.design.levels
-    with panel_axes(path, list(factors), columns=4, width=2.8, sharey=True) as axes:
+    titles = list(map(factor_name, factors))
+    with panel_axes(path, titles, columns=4, width=2.8, heading=heading, sharey=True) as axes:
         for axis, (factor, labels) in zip(axes, factors.items(), strict=True):
             estimates = [each.least_squares for each in effects.levels if each.factor == factor]
             axis.axhline(0, color="gray", linewidth=0.8)
@@ -109,19 +124,19 @@ def _draw_effects(view: View, path: Path) -> bool:
             axis.set_xticks(range(len(labels)), labels)
             axis.set_xlim(-0.5, len(labels) - 0.5)
             if axis.get_subplotspec().is_first_col():
-                axis.set_ylabel(f"effect on {value}")
+                axis.set_ylabel(f"effect on {value}\n{view.better} is better")
     return True
 
 
-def draw_forest(view: View, path: Path) -> bool:
+def _draw_forest(view: View, path: Path, heading: str) -> bool:
     """Draw results and their mean, and beside them Δ with its 95 % interval, a row for each variant."""
     shown = [summary for summary in view.listed if summary.values]
     if not shown:
         return False
-    value = view.value
     # Its unit is that of the study's measure.
     effect = view.study.file.effect if view.measure == view.study.file.measure else None
-    with panel_axes(path, ["", ""], columns=2, height=0.9 + 0.3 * len(shown)) as (values, gaps):
+    height = 0.9 + 0.3 * len(shown)
+    with panel_axes(path, ["", ""], columns=2, height=height, heading=heading) as (values, gaps):
         gaps.axvline(0, color="gray", linewidth=0.8)
         if effect:
             gaps.axvspan(-effect, effect, color="gray", alpha=0.15, label=f"± {effect:g}, the effect sought")
@@ -139,12 +154,13 @@ def draw_forest(view: View, path: Path) -> bool:
         for axis, labels in ((values, [each.label for each in shown]), (gaps, [""] * len(shown))):
             axis.set_yticks(range(len(shown)), labels)
             axis.set_ylim(len(shown) - 0.4, -0.6)
-        values.set_xlabel(value)
-        gaps.set_xlabel(f"Δ {value}; {view.better} is better")
+            axis.locator_params(axis="x", nbins=5)
+        values.set_xlabel(view.axis)
+        gaps.set_xlabel(f"Δ {view.axis}")
     return True
 
 
-def _draw_tuned(view: View, path: Path) -> bool:
+def _draw_tuned(view: View, path: Path, heading: str) -> bool:
     """Results of the pilots by the value that was tried, where values are numbers."""
     shown: list[tuple[Summary, Tuned]] = []
     for summary in view.listed:
@@ -153,7 +169,7 @@ def _draw_tuned(view: View, path: Path) -> bool:
             shown.append((summary, tuned))
     if not shown:
         return False
-    with panel_axes(path, [""], columns=1, height=3.6) as (axis,):
+    with panel_axes(path, [""], columns=1, height=3.6, heading=heading) as (axis,):
         for summary, tuned in shown:
             style = _style(view, summary)
             points = [(tried, mean) for tried, mean in tuned.tried if mean is not None]
@@ -161,13 +177,13 @@ def _draw_tuned(view: View, path: Path) -> bool:
             axis.axvline(tuned.value, color=style["color"], linestyle=":", linewidth=0.8)
         if all(tried > 0 for _, tuned in shown for tried, _ in tuned.tried):
             logarithmic_x(axis)
-        settings = " or ".join(dict.fromkeys(tuned.field for _, tuned in shown))
-        axis.set(xlabel=settings, ylabel=view.value)
+        settings = " or ".join(dict.fromkeys(factor_name(tuned.field) for _, tuned in shown))
+        axis.set(xlabel=settings, ylabel=view.axis)
     return True
 
 
-def _draw_growing(view: View, path: Path) -> bool:
-    """Heads by layer over steps, the mean of the runs at every step at which one of them shows heads."""
+def _draw_growing(view: View, path: Path, heading: str) -> bool:
+    """Heads by layer over steps: the median of the runs, of an even number the upper one."""
     panels: dict[str, list[pd.DataFrame]] = {}
     for summary in view.listed:
         histories = [
@@ -178,19 +194,21 @@ def _draw_growing(view: View, path: Path) -> bool:
         panels |= {summary.label: histories} if histories else {}
     if not panels:
         return False
-    with panel_axes(path, list(panels), columns=3) as axes:
+    with panel_axes(path, list(panels), columns=3, heading=heading, sharey=True) as axes:
         for axis, histories in zip(axes, panels.values(), strict=True):
             steps = sorted({step for history in histories for step in history.columns})
-            heads = sum(history.reindex(columns=steps).ffill(axis=1) for history in histories)
-            for layer, counts in (heads / len(histories)).iterrows():
+            known = [history.reindex(columns=steps).ffill(axis=1) for history in histories]
+            heads = pd.concat(known).groupby(level=0).quantile(interpolation="higher")
+            for layer, counts in heads.iterrows():
                 style = line_style(layer, len(heads)) | {"marker": "", "drawstyle": "steps-post"}
-                axis.plot(steps, counts, label=f"layer {layer}", **style)
+                axis.plot(steps, counts, label=f"layer {layer + 1}", **style)
             axis.set(xlabel="training step", ylabel="heads of the layer")
+            whole_numbers(axis.yaxis)
             whole_numbers(axis.xaxis)
     return True
 
 
-def _draw_flops(view: View, path: Path) -> bool:
+def _draw_flops(view: View, path: Path, heading: str) -> bool:
     """Results against training FLOPs, where runs differ in them: a circle for each run, and a large marker
     for the mean of a variant."""
     lines = []
@@ -201,22 +219,22 @@ def _draw_flops(view: View, path: Path) -> bool:
     costs = [x for _, points in lines for x, _ in points]
     if not costs or max(costs) <= APART * min(costs):
         return False
-    with panel_axes(path, [""], columns=1, height=4.0) as (axis,):
+    with panel_axes(path, [""], columns=1, height=4.0, heading=heading) as (axis,):
         for summary, points in lines:
             style = _style(view, summary)
             axis.plot(*zip(*points, strict=True), **SINGLE, color=style["color"])
             mean = [[mean_of(values)] for values in zip(*points, strict=True)]
             large = {"linestyle": "none", "markersize": 9, "label": summary.label}
             axis.plot(*mean, **style | large)
-        axis.set(xlabel="training FLOPs", ylabel=view.value)
+        axis.set(xlabel="training FLOPs", ylabel=view.axis)
     return True
 
 
-DRAWN: dict[str, Callable[[View, Path], bool]] = {
+DRAWN: dict[str, Callable[[View, Path, str], bool]] = {
     "effects": _draw_effects,
-    "results": draw_forest,
+    "results": _draw_forest,
     "tuned": _draw_tuned,
     "growing_heads": _draw_growing,
     "training_flops": _draw_flops,
 }
-"""In the page's order; each returns whether there was something to draw."""
+"""In the page's order; each takes a heading, and returns whether there was something to draw."""

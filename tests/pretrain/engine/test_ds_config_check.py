@@ -169,7 +169,7 @@ def documented():
 def test_the_documentations_table(tmp_path, block, happens, instead):
     config = merged(shipped("zero3"), json.loads("{" + block.strip("`") + "}"))
     text = refusal(tmp_path, config)
-    if happens.startswith("refused"):
+    if happens.startswith("rejected"):
         assert text and instead.strip("`") in text, text
     else:
         assert happens.startswith(("works", "off")) and not text and not instead, text

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from model.presets import preset
-from pretrain.checkpoint.state import DataIdentity, TrainingState
+from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
 from pretrain.hf.formats import folder_config
 from pretrain.hf.model_card import model_card
 
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = preset("prism-tiny")
 RUN = {"data": "corpora/mine", "seed": 1, "optimizer": {"learning_rate": 1e-3}}
 DATA = DataIdentity("t", [("c0ffee" * 4, "1")])
@@ -61,3 +63,38 @@ def test_the_data_is_what_the_run_has_read():
 @pytest.mark.parametrize(("format", "version"), [("native", "5.14"), ("llama", "5.0")])
 def test_the_least_transformers_is_named(format, version):
     assert f"Needs transformers {version} or newer." in card("ours", format=format)[1]
+
+
+def test_training_is_described_as_it_was():
+    optimizer = {"kind": "muon", "learning_rate": 8e-3, "weight_decay": 0.1, "gradient_clipping": 1.0}
+    settings = {
+        **RUN,
+        "optimizer": optimizer,
+        "muon": {"learning_rate": 2.83e-3},
+        "schedule": {"kind": "wsd", "warmup": 0.05, "decay": 0.3, "minimum": 0.0},
+        "global_batch_tokens": 1024,
+    }
+    world = WorldRecord(ranks=8, hardware="NVIDIA H100, 80.0 GiB", versions={"torch": "2.13.0"})
+    STATES["described"] = TrainingState(step=5, run=settings, data=DATA, world=world, seconds=5400.0)
+    text = card("described")[1]
+    for row in (
+        "| optimizer | Muon for the blocks' matrices, AdamW for everything else |",
+        "| learning rate of AdamW | 0.008 |",
+        "| learning rate of Muon | 0.00283 |",
+        "| schedule | wsd (warmup 0.05, decay 0.3, minimum 0) |",
+        "| weight decay | 0.1 |",
+        "| batch | 1,024 tokens |",
+        "| hardware | 8 x NVIDIA H100, 80.0 GiB; torch 2.13.0 |",
+        "| training time | 1.50 hours |",
+        "@software{head-schedules,",
+    ):
+        assert row in text
+    adamw = card("ours")[1]
+    assert "| learning rate | 0.001 |" in adamw and "Muon" not in adamw
+
+
+def test_the_citation_is_that_of_the_project():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    text = card("ours")[1]
+    assert f"version = {{{cited['version']}}}" in text and cited["authors"][0]["name"] in text
+    assert cited["abstract"].rstrip(".") in text

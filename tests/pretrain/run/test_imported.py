@@ -20,7 +20,7 @@ def test_the_settings_of_an_import_do_not_begin_a_run(tmp_path):
     recipe = {"model": f"{tmp_path}/model.json", "name": "qwen", "recipe": "imported"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(recipe))
     imported = parse_command_line(["--config", f"{tmp_path}/config.yaml", "--name", "q4"]).run
-    with refused("runs/q4", "without the imported weights", "--from_hf DIR --out runs/q4", begins="name: "):
+    with refused("runs/q4", "without the imported weights", f"--init_from {tmp_path}", begins="name: "):
         check_imported(imported)
     check_imported(parse_command_line(["--model", f"{tmp_path}/model.json"]).run)
     check_imported(dataclasses.replace(imported, model=f"{tmp_path}/mine.json"))
@@ -29,5 +29,5 @@ def test_the_settings_of_an_import_do_not_begin_a_run(tmp_path):
 def test_advice_keeps_imported_weights():
     own = TrainingState(run={"seed": 1})
     for state in (TrainingState(), TrainingState(run={"seed": 1}, imported=True)):
-        assert is_imported(state) and "--name" not in settings_to_give(is_imported(state))
+        assert is_imported(state) and "--init_from" in settings_to_give(is_imported(state))
     assert not is_imported(own) and "--name for a new run" in settings_to_give(is_imported(own))

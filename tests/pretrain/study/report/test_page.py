@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from html.parser import HTMLParser
 
@@ -30,25 +29,25 @@ def study_in(*folder, **changes):
 
 
 def written_in(folder, finals=FINALS, changes=None, **options):
-    """The page and the numbers of a report on planted results."""
+    """The page of a report on planted results, and what it shows."""
     study = study_in(folder, **(changes or {}))
-    write_report(build_view(study, planted(study, finals, **options)))
-    page = (folder / "report" / "index.html").read_text(encoding="utf-8")
-    return page, json.loads((folder / "report" / "results.json").read_text(encoding="utf-8"))
+    found = build_view(study, planted(study, finals, **options))
+    write_report(found)
+    return (folder / "report" / "index.html").read_text(encoding="utf-8"), found
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A study's folder with planted runs, one of them failed, and its report: page, numbers and files."""
+    """A study's folder with planted runs, one of them failed, and its report: page, view and files."""
     folder = tmp_path_factory.mktemp("study")
     study = study_in(folder)
     for found in planted(study, FINALS):
         if found.planned.name == "near-s3":
             found = result(found.planned, found.rows[:4], failure="error: <out> of disk")
         plant(found)
-    files = write_report(build_view(study, load_results(study)))
-    page, numbers = (path.read_text(encoding="utf-8") for path in files[:2])
-    return page, json.loads(numbers), files
+    found = build_view(study, load_results(study))
+    files = write_report(found)
+    return files[0].read_text(encoding="utf-8"), found, files
 
 
 class Page(HTMLParser):
@@ -74,10 +73,10 @@ class Page(HTMLParser):
 
 def test_the_page_needs_no_other_file(report):
     text, _, files = report
-    pictures = [path for path in files if path.suffix == ".png"]
+    pictures = [path for path in files if path.suffix == ".svg"]
     sources = Page(text).sources
     assert len(sources) == len(pictures) >= 1
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert "http" not in text and "@import" not in text and "url(" not in text
 
 
@@ -111,16 +110,15 @@ def test_the_page_begins_with_what_there_is(report):
 
 
 def test_the_numbers_are_the_runs(report):
-    numbers = report[1]
-    assert {run["name"]: run["result"] for run in numbers["runs"]} == {**FINALS, "near-s3": None}
-    uniform, rising, near = numbers["results"]
-    assert uniform["differences"]["interval"] is None and uniform["baseline"] is None
-    differences = rising["differences"]
-    assert differences["values"] == pytest.approx({"1": -0.02, "2": -0.03, "3": -0.025})
-    expected = ttest_1samp(list(differences["values"].values()), 0).confidence_interval(0.95)
-    interval = (differences["interval"]["low"], differences["interval"]["high"])
-    assert interval == pytest.approx(tuple(expected), abs=1e-12)
-    assert differences["excludes_zero"] and set(near["differences"]["values"]) == {"1", "2"}
+    uniform, rising, near = report[1].summaries
+    values = {f"{each.variant}-s{seed}": y for each in report[1].summaries for seed, y in each.values.items()}
+    assert values == {name: final for name, final in FINALS.items() if name != "near-s3"}
+    assert uniform.differences.interval is None and uniform.definition.control is None
+    differences = rising.differences
+    assert differences == pytest.approx({1: -0.02, 2: -0.03, 3: -0.025})
+    expected = ttest_1samp(list(differences.values()), 0).confidence_interval(0.95)
+    assert (differences.interval.low, differences.interval.high) == pytest.approx(tuple(expected), abs=1e-12)
+    assert differences.interval.excludes_zero and set(near.differences) == {1, 2}
 
 
 def test_a_second_report_has_the_same_bytes(report):
@@ -146,10 +144,10 @@ def test_the_intervals_that_exclude_zero_are_counted():
 
 
 def test_bits_per_byte_take_the_place_of_the_studys_measure(tmp_path):
-    page, numbers = written_in(tmp_path, changes={"seeds": 1}, data=lambda run: {"tokenizer": run.variant})
+    page, found = written_in(tmp_path, changes={"seeds": 1}, data=lambda run: {"tokenizer": run.variant})
     assert "The study asks for val_loss; val_bpb is compared instead." in page and "tokenizers differ" in page
-    assert numbers["measure"] == "val_bpb"
-    assert numbers["results"][1]["differences"]["values"] == pytest.approx({"1": -0.02 / 3})
+    assert found.measure == "val_bpb"
+    assert found.summaries[1].differences == pytest.approx({1: -0.02 / 3})
 
 
 def test_different_validation_texts_are_refused_and_nothing_is_written(tmp_path):

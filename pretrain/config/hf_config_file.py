@@ -224,6 +224,12 @@ def read_model(folder: str | Path) -> FolderModel:
             f"{', '.join(MODEL_TYPES)}"
         )
     chosen = MODEL_TYPES[kind]
+    for name in written["architectures"] if isinstance(written.get("architectures"), list) else ():
+        if str(name).endswith(("Classification", "QuestionAnswering")):
+            raise UserError(
+                f"{where}: architectures {quote(name)} is not supported; what is missing here: its head; "
+                "valid: a language model"
+            )
     for rope in (
         written.get("rope_scaling"),
         written.get("rope_parameters"),

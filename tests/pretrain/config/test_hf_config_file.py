@@ -10,11 +10,11 @@ import torch
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from model.transformer import Transformer
-from pretrain.hf.config_file import read_model
+from pretrain.config.hf_config_file import read_model
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.export_folder import special_ids
 from pretrain.hf.formats import folder_config
-from pretrain.hf.import_folder import _parameters
+from pretrain.hf.import_folder import parameters
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.open_model import load_exported
 from tests.helpers.exports import write_folder
@@ -142,7 +142,8 @@ def test_llama_3s_wavelengths_come_in_and_go_out(kind, tmp_path):
     assert described.model.rope_scaling is not None and described.model.rope_base == 5e5
     ids = torch.randint(0, 260, (2, 120))
     ours = Transformer(described.model)
-    values = dict(_parameters(described.model, load_exported(tmp_path / "in", torch.float32)))
+    loaded = load_exported(tmp_path / "in", torch.float32)
+    values = dict(parameters(described.model, described.format, loaded.state_dict()))
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.zero_()[: len(values[name])] = values[name]

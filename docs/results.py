@@ -1,0 +1,189 @@
+"""Keeps docs/results.md in step with the recorded studies in results/: its numbers and its pictures.
+
+    make figures                       # recomputes every number of the page, and draws its pictures
+    python docs/results.py --check     # lists the numbers that differ, and changes nothing
+
+A number of the page is followed by a comment that says where it comes from, ``<!--STUDY VALUE NAME-->``, such
+as ``<!--direction-small difference ascending - descending-->``; VALUES lists what can be asked. A picture
+``pictures/STUDY-KIND.svg`` is drawn from the study's results with its text in the page as heading; the kinds
+are those of a study's report.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import linear_regression
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from model.errors import UserError  # noqa: E402
+from pretrain.study.archive import read_archive  # noqa: E402
+from pretrain.study.formulas import read_contrasts  # noqa: E402
+from pretrain.study.report.pictures import DRAWN  # noqa: E402
+from pretrain.study.results import load_results  # noqa: E402
+from pretrain.study.statistics.effects import Estimate  # noqa: E402
+from pretrain.study.summaries import Contrasted, View, build_view  # noqa: E402
+from pretrain.utils.format import interval_text  # noqa: E402
+
+PAGE = ROOT / "docs/results.md"
+RESULTS = ROOT / "results"
+TOKENS = "tokens-small"
+"""The study that tells what a difference is worth in tokens."""
+NUMBER = r"[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"
+MARK = re.compile(rf"(?P<text>{NUMBER})(?P<mark><!--(?P<study>\S+) (?P<value>\S+) ?(?P<of>.*?)-->)")
+PICTURE = re.compile(
+    r"!\[(?P<heading>[^\]]+)\]\((?P<file>pictures/(?P<name>[\w.-]+)-(?P<kind>[a-z_]+)\.svg)\)"
+)
+
+
+@functools.cache
+def view(study: str) -> View:
+    """The results of a recorded study."""
+    found = read_archive(RESULTS / f"{study}.json")
+    return build_view(found, load_results(found))
+
+
+def contrasted(study: str, formula: str) -> Contrasted:
+    """A contrast: one of the study's by its name, or any formula."""
+    found = view(study)
+    named = {each.contrast.name: each for each in found.contrasted}
+    if formula in named:
+        return named[formula]
+    rows = {name: each.levels for name, each in found.study.variants.items()}
+    (contrast,) = read_contrasts({formula: formula}, [], found.study.levels, rows)
+    return found.evaluate(contrast)
+
+
+def difference(study: str, formula: str) -> str:
+    """A contrast with its 95 % interval, in the unit of the measure."""
+    found = contrasted(study, formula)
+    if found.fits:
+        return estimate(found.fits[0])
+    assert found.values.interval is not None, f"{study}: {formula} needs two pairs"
+    return interval(found.values.interval.mean, found.values.interval.low, found.values.interval.high)
+
+
+def adjusted(study: str, name: str) -> str:
+    """The p of a contrast of the study, adjusted for their number (Holm)."""
+    found = contrasted(study, name).adjusted
+    assert found is not None, f"{study}: {name} has no adjusted p"
+    return "0.0001" if found < 1e-4 else f"{found:.2g}"
+
+
+def tokens(study: str, words: str) -> str:
+    """By how many percent more training tokens would change the loss as much; OPTIMIZER FORMULA."""
+    optimizer, formula = words.split(" ", 1)
+    found = contrasted(study, formula)
+    mean = found.fits[0].value if found.fits else found.values.mean
+    assert mean is not None
+    return f"{100 * (math.exp(abs(mean / slope(optimizer))) - 1):.0f}"
+
+
+def slope(optimizer: str) -> float:
+    """How the loss changes with the logarithm of the training tokens, by least squares over recorded runs."""
+    runs = [run for run in view(TOKENS).results if run.planned.definition.levels[0] == optimizer]
+    logarithms = [math.log(run.rows[-1]["tokens"]) for run in runs]
+    return linear_regression(logarithms, [run.rows[-1]["val_loss"] for run in runs]).slope
+
+
+def mean(study: str, variant: str) -> str:
+    """The mean result of a variant."""
+    (found,) = [each.values.mean for each in view(study).summaries if each.variant == variant]
+    return f"{found:.4f}"
+
+
+def effect(study: str, words: str) -> str:
+    """The effect of a level, FACTOR LEVEL, from the mean of the factor's levels."""
+    factor, level = words.split(" ")
+    analysis = view(study).analysis
+    assert analysis is not None, f"{study} has no analysis of effects"
+    (found,) = [each for each in analysis.levels if (each.factor, each.level) == (factor, level)]
+    return estimate(found.least_squares)
+
+
+def variance(study: str, terms: str) -> str:
+    """The share of terms in the analysis of variance, in percent."""
+    analysis = view(study).analysis
+    assert analysis is not None, f"{study} has no analysis of effects"
+    found = {row["term"]: row["share"] for row in analysis.variance}
+    return f"{100 * sum(found[term] for term in terms.split(' ')):.0f}"
+
+
+def flops(study: str, variant: str) -> str:
+    """Training FLOPs of a variant, the mean of its runs, in percent of the baseline's."""
+    (found,) = [each for each in view(study).summaries if each.variant == variant]
+    (base,) = [each for each in view(study).summaries if each.variant == found.definition.control]
+    costs = [sum(each.training_flops) / len(each.training_flops) for each in (found, base)]
+    return f"{100 * costs[0] / costs[1]:.0f}"
+
+
+def seeds(study: str, _: str) -> str:
+    """How many seeds the study has."""
+    return str(len(view(study).study.file.seeds))
+
+
+def runs(study: str, _: str) -> str:
+    """How many runs are finished."""
+    return str(sum(run.state == "finished" for run in view(study).results))
+
+
+def hours(study: str, _: str) -> str:
+    """Hours of training of all runs, each on its own core."""
+    return f"{sum(run.rows[-1]['seconds'] for run in view(study).results if run.rows) / 3600:.1f}"
+
+
+VALUES: dict[str, Callable[[str, str], str]] = {
+    each.__name__: each
+    for each in (difference, adjusted, tokens, mean, effect, variance, flops, seeds, runs, hours)
+}
+
+
+def interval(value: float, low: float, high: float) -> str:
+    return interval_text(value, low, high).replace("-", "−")
+
+
+def estimate(found: Estimate) -> str:
+    return interval(found.value, found.low, found.high)
+
+
+def refresh(text: str) -> str:
+    """The page with every marked number recomputed."""
+
+    def number(match: re.Match[str]) -> str:
+        return VALUES[match["value"]](match["study"], match["of"]) + match["mark"]
+
+    return MARK.sub(number, text)
+
+
+def draw(text: str, folder: Path) -> Iterator[Path]:
+    """Draw every picture of the page."""
+    for match in PICTURE.finditer(text):
+        path = folder / match["file"]
+        if not DRAWN[match["kind"]](view(match["name"]), path, match["heading"]):
+            raise UserError(f"figures: {match['file']}: the results have nothing to draw")
+        yield path
+
+
+def main(arguments: list[str]) -> int:
+    """Bring the page and its pictures up to date; with --check only compare: 1 if a number differs."""
+    text = PAGE.read_text("utf-8")
+    new = refresh(text)
+    for old, now in zip(text.splitlines(), new.splitlines(), strict=True):
+        if old != now:
+            print(f"- {old}\n+ {now}")
+    if "--check" in arguments:
+        return int(new != text)
+    PAGE.write_text(new, "utf-8")
+    for path in draw(new, PAGE.parent):
+        print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""A study's results in one small file that lasts: what it asked, where it ran, and the losses of every run.
+
+``head-schedules study record`` writes ``results/NAME.json``. Reports, notebooks, and the numbers and pictures
+of the documentation take such a file in place of a study's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+from model.declared import declared, from_dict, to_dict
+from model.errors import UserError
+from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
+from pretrain.metrics.file import NON_FINITE, encode
+from pretrain.runtime.hardware import available_cores, cpu_name
+from pretrain.study.planned import Study
+from pretrain.study.planning import parse_study
+from pretrain.study.register import Registered, read_registered
+from pretrain.study.results import RunResult, State, load_results
+from pretrain.study.tuning import Tuned
+from pretrain.utils.files import write_atomically
+from pretrain.utils.parsing import format_yaml, parse_yaml, read_json
+
+METRICS = ("step", "tokens", "seconds", "val_loss", "val_bpb", "val_accuracy", "train_loss")
+GROUPS = ("growth/heads/", "evaluation/")
+"""Beginnings of further metrics that are kept."""
+
+
+@declared()
+class Origin:
+    """What runs depend on besides their settings."""
+
+    data: DataIdentity
+    world: WorldRecord | None
+
+
+@declared()
+class RunRecord:
+    """What is kept of a run."""
+
+    state: State
+    rows: dict[str, list[Any]]
+    """Columns of the rows of metrics.jsonl that have a validation, scores or head counts, and of the last."""
+    origin: int | None = None
+    """Its place in the archive's origins; None without a checkpoint."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Fields of the newest checkpoint's model that are not those of its settings."""
+    failure: str = ""
+
+
+@declared()
+class Archive:
+    """The file's content."""
+
+    name: str
+    study: dict[str, Any]
+    """The study file, with what it extends."""
+    machine: str
+    """The processor and the number of cores that could be used."""
+    origins: list[Origin]
+    runs: dict[str, RunRecord]
+    registered: Registered | None = None
+    tuned: dict[str, Tuned] = field(default_factory=dict)
+
+
+def write_archive(study: Study, path: Path) -> None:
+    """Write the results of a study's folder.
+
+    Raises:
+        UserError: no run is finished.
+        OSError: the file cannot be written.
+    """
+    results = load_results(study)
+    if not any(run.state == "finished" for run in results):
+        raise UserError(f"study: no run of {study.folder} is finished; {study.command('run')}")
+    origins: list[Origin] = []
+    runs = {}
+    for run in results:
+        record = RunRecord(run.state, dict(_columns(run.rows)), failure=run.failure)
+        if run.saved:
+            origin = Origin(run.saved.data, run.saved.world)
+            if origin not in origins:
+                origins.append(origin)
+            planned = run.planned.run.build_model_config().to_json()
+            model = {key: value for key, value in run.saved.model.items() if planned.get(key) != value}
+            record = replace(record, origin=origins.index(origin), model=model)
+        runs[run.planned.name] = record
+    machine = f"{cpu_name()}, {available_cores()} cores"
+    file = parse_yaml(study.text, "study")
+    made = Archive(study.name, file, machine, origins, runs, read_registered(study), dict(study.tuned))
+    plain = to_dict(made)
+    lines = [f"{json.dumps(name)}: {json.dumps(run)}" for name, run in plain.pop("runs").items()]
+    head = json.dumps(plain, indent=1, ensure_ascii=False).removesuffix("\n}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A line for each run, so that a difference can be read.
+    write_atomically(path, head + ',\n "runs": {\n  ' + ",\n  ".join(lines) + "\n }\n}\n")
+
+
+def read_archive(path: Path, out: Path | None = None, settings: Mapping[str, Any] | None = None) -> Study:
+    """The study of an archive, with its results. What is made of them goes into *out*, by default
+    ``runs/NAME``.
+
+    Raises:
+        UserError: the file is not an archive.
+    """
+    where = f"study: {path}"
+    archive = from_dict(Archive, read_json(path, "study"), where)
+    given: dict[str, Any] = {"source": str(path), "settings": settings, "tuned": archive.tuned}
+    text, folder = format_yaml(archive.study), out or Path("runs") / archive.name
+    study = parse_study(text, archive.name, folder, where, **given)
+    return replace(study, recorded=tuple(_results(study, archive, where)), registered=archive.registered)
+
+
+def _results(study: Study, archive: Archive, where: str) -> Iterator[RunResult]:
+    for planned in study.runs:
+        record = archive.runs.get(planned.name, RunRecord("missing", {}))
+        rows = [
+            {
+                key: NON_FINITE.get(value, value) if isinstance(value, str) else value
+                for key, value in zip(record.rows, values, strict=True)
+                if value is not None
+            }
+            for values in zip(*record.rows.values(), strict=True)
+        ]
+        saved = None
+        if record.origin is not None:
+            model = planned.run.build_model_config().to_json() | record.model
+            saved = from_dict(
+                TrainingState, to_dict(archive.origins[record.origin]) | {"model": model}, where
+            )
+        yield RunResult(planned, record.state, rows, saved, record.failure)
+
+
+def _columns(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    kept = [row for row in rows if row is rows[-1] or any(key.startswith(("val_", *GROUPS)) for key in row)]
+    for key in dict.fromkeys(key for row in kept for key in row):
+        if key in METRICS or key.startswith(GROUPS):
+            yield key, [encode(row.get(key)) for row in kept]

@@ -1,0 +1,98 @@
+"""A recorded study says the same as its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from pretrain.study.archive import read_archive
+from pretrain.study.command import main
+from pretrain.study.notebook import Study
+from pretrain.study.register import register
+from pretrain.study.report.page import describe_opening
+from pretrain.study.report.tables import sections
+from pretrain.study.results import load_results, load_study
+from pretrain.study.running.scheduler import write_study
+from pretrain.study.summaries import build_view
+from tests.helpers.planted_runs import plant, result
+from tests.pretrain.study.report.conftest import planted, small_study
+
+GROWING = {"growth": {"criterion": "incrt", "maximum": 8}}
+VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "grown": GROWING}
+FINALS = {"uniform": (3.5, 3.56, 3.47), "rising": (3.48, math.nan, 3.44), "grown": (3.51, 3.55, 3.49)}
+SCORES = {"evaluation/lambada/acc": 0.25, "growth/heads/layer_0": 3}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A study's folder with planted runs: one failed, one that has not begun, one whose loss is NaN."""
+    monkeypatch.chdir(tmp_path)
+    study = small_study(tmp_path / "s", baseline="uniform", variants=VARIANTS, question="Which?")
+    write_study(study)
+    register(study)
+    final = {f"{name}-s{s}": loss for name, losses in FINALS.items() for s, loss in enumerate(losses, 1)}
+    del final["uniform-s3"]
+    for found in planted(study, final, more=lambda run: SCORES, world={"code": ["abc", "def"]}):
+        model = found.model_config and found.model_config.replace(heads=(3, 2, 2, 1), head_dim=(16,) * 4)
+        if found.planned.name == "rising-s3":
+            plant(result(found.planned, found.rows[:4], failure="error: out of disk"))
+        elif found.state != "missing":
+            plant(result(found.planned, found.rows, model=model if found.planned.grows else None))
+    return tmp_path / "s"
+
+
+def test_reports_from_a_record_are_those_of_the_folder(folder, capsys, tmp_path):
+    assert main(["record", str(folder)]) == 0
+    path = tmp_path / "results/s.json"
+    assert capsys.readouterr().out == "wrote results/s.json\n"
+    views = [build_view(study, load_results(study)) for study in (load_study(folder), read_archive(path))]
+    assert sections(views[0]) == sections(views[1])
+    assert describe_opening(views[0]) == describe_opening(views[1])
+    for one, other in zip(*(view.results for view in views), strict=True):
+        assert (one.planned.name, one.state, one.failure) == (other.planned.name, other.state, other.failure)
+        assert one.model_config == other.model_config and one.world == other.world
+    for command in ("report", "power"):
+        assert main([command, str(path), *(["--sd", "0.1"] if command == "power" else ())]) == 0
+    assert (tmp_path / "runs/s/report/index.html").is_file()
+    assert "First run" in capsys.readouterr().out
+    assert Study.load(path).results().difference.notna().sum() == 3  # without NaN and seed 3
+
+
+def test_a_record_keeps_validations_and_forgets_steps(folder, tmp_path):
+    study = load_study(folder)
+    row = {"step": 41, "train_loss": 1.0}
+    with (study.runs[0].folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row | {"step": 81}) + "\n" + json.dumps(row | {"step": 82}) + "\n")
+    assert main(["record", str(folder), "--to", str(tmp_path / "x.json")]) == 0
+    rows = load_results(read_archive(tmp_path / "x.json"))[0].rows
+    assert [each["step"] for each in rows] == [10, 20, 30, 40, 50, 60, 70, 80, 82]
+    assert "tokens_per_second" not in rows[0] and rows[-2]["evaluation/lambada/acc"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda values: values.pop("runs"), "runs"),
+        (lambda values: values.update(extra=1), "extra"),
+        (lambda values: values["study"].update(seeds="many"), "seeds"),
+        (lambda values: values["runs"]["grown-s1"].update(state="done"), "grown-s1.state"),
+    ],
+)
+def test_files_that_are_no_record(folder, tmp_path, capsys, change, message):
+    assert main(["record", str(folder), "--to", str(tmp_path / "x.json")]) == 0
+    values = json.loads((tmp_path / "x.json").read_text())
+    change(values)
+    (tmp_path / "x.json").write_text(json.dumps(values))
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "x.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: study: ") and message in said and said.count("\n") == 1
+
+
+def test_nothing_to_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_study(small_study(tmp_path / "s", baseline="uniform", variants=VARIANTS))
+    assert main(["record", str(tmp_path / "s")]) == 2
+    assert "no run of" in capsys.readouterr().err and not (tmp_path / "results").exists()
