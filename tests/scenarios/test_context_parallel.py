@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -208,3 +210,39 @@ def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, argum
 def test_classifiers_are_refused():
     with pytest.raises(UserError, match="context_parallel: 2 does not go with --task classification"):
         parse_command_line(["--config", "classification", "--context_parallel", "2"])
+
+
+FIFTY = "--steps 50 --validation.every 10 --checkpoint.every 0 --diagnostics_every 0"
+
+
+@pytest.fixture(scope="module")
+def fifty_steps(small_folder, tmp_path_factory):
+    """The losses of 50 steps at c = 1, by optimizer."""
+
+    @functools.cache
+    def losses(kind):
+        given = ["--name", f"alone-{kind}", "--optimizer.kind", kind]
+        run = nano_run(small_folder, tmp_path_factory.mktemp("alone"), FIFTY, *given)
+        assert run_distributed(session, 1, run, 2, timeout=200) == [([], None)]
+        return losses_of(run.folder)
+
+    return losses
+
+
+def losses_of(folder):
+    rows = curve(folder)
+    return [row[key] for row in rows for key in ("train_loss", "val_loss") if key in row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize(("ranks", "stage"), [(2, 1), (2, 3), (4, 2)])
+def test_fifty_steps_stay_within_a_millionth(fifty_steps, small_folder, tmp_path, kind, ranks, stage):
+    degree = ["--context_parallel", str(ranks)]
+    run = nano_run(small_folder, tmp_path, FIFTY, *degree, "--optimizer.kind", kind)
+    assert run_distributed(session, ranks, run, stage, timeout=300) == [([], None)] * ranks
+    expected, found = fifty_steps(kind), losses_of(run.folder)
+    assert len(found) == len(expected) == 55
+    differences = [abs(a / b - 1) for a, b in zip(found, expected, strict=True)]
+    print(f"c = {ranks}, stage {stage}, {kind}: largest difference {max(differences):.1e}")
+    assert max(differences) <= 1e-6
