@@ -246,3 +246,18 @@ def test_fifty_steps_stay_within_a_millionth(fifty_steps, small_folder, tmp_path
     differences = [abs(a / b - 1) for a, b in zip(found, expected, strict=True)]
     print(f"c = {ranks}, stage {stage}, {kind}: largest difference {max(differences):.1e}")
     assert max(differences) <= 1e-6
+
+
+@pytest.mark.slow
+def test_a_trained_model_goes_on_with_longer_sequences(small_folder, tmp_path):
+    quick = "--validation.every 0 --diagnostics_every 0 --steps 2"
+    short = nano_run(small_folder, tmp_path, quick)
+    assert run_distributed(session, 1, short) == [([], None)]
+    rows = []
+    for c in (1, 2):
+        changes = f"--architecture.context_length 128 --architecture.rope_base 5e5 --context_parallel {c}"
+        long = nano_run(small_folder, tmp_path, f"{quick} --init_from {short.folder} --name c{c} {changes}")
+        assert all(problem is None for _, problem in run_distributed(session, c, long))
+        rows.append([row["train_loss"] for row in curve(long.folder)])
+    assert rows[1] == pytest.approx(rows[0], rel=1e-6)
+    assert rows[0][0] < curve(short.folder)[0]["train_loss"]  # it began with trained weights
