@@ -64,9 +64,15 @@ def find(path: Path) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Print the phrases of the files that are named, of all by default."""
-    names = arguments or subprocess.run(
-        ["git", "ls-files", "*.md", "model/*.py", "pretrain/**.py"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
+    names = (
+        arguments
+        or subprocess.run(
+            ["git", "ls-files", "*.md", "model/*.py", "pretrain/**.py"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+    )
     skipped = ("docs/log/", "CHANGELOG.md", "tests/")
     found = [line for name in names if not name.startswith(skipped) for line in find(ROOT / name)]
     print("\n".join([*found, f"{len(found)} phrases"]))

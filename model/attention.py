@@ -129,11 +129,11 @@ class Attention(nn.Module):
         # None leaves 1/sqrt(d_h), this layer's own (arXiv 2606.27449, section 1), to SDPA.
         self.scale = config.layer_scale(layer)
         width, kv_width = config.attention_width(layer), config.kv_width(layer)
-        bias = config.attention_bias == "all"
+        bias = config.attention_bias in ("qkv", "all")
         self.q = column_linear(config.d_model, width, bias, grid)
         self.k = column_linear(config.d_model, kv_width, bias, grid)
         self.v = column_linear(config.d_model, kv_width, bias, grid)
-        self.o = row_linear(width, config.d_model, config.attention_bias != "none", grid)
+        self.o = row_linear(width, config.d_model, config.attention_bias in ("output", "all"), grid)
         self.gate: nn.Module | None = None
         self.head_gate: HeadGate | None = None
         if config.attention_gate == "element":

@@ -28,7 +28,7 @@ from model.schedules import (
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormKind = Literal["rmsnorm", "layernorm"]
-AttentionBias = Literal["none", "output", "all"]
+AttentionBias = Literal["none", "output", "qkv", "all"]
 Positions = Literal["rope", "learned"]
 AttentionScale = Literal["sqrt_head_dim", "head_dim", "constant", "none"]
 AttentionGate = Literal["none", "head", "element"]
@@ -44,7 +44,7 @@ LARGEST_WIDTH_RATIO = 64
 
 
 @declared("rope_scaling")
-class RopeScaling:
+class Llama3Scaling:
     """Llama 3.1's: wavelengths beyond original / low_freq_factor are *factor* times as long, those below
     original / high_freq_factor stay, and those between are interpolated (transformers' rope type llama3)."""
 
@@ -60,6 +60,46 @@ class RopeScaling:
                 f"rope_scaling.high_freq_factor: {self.high_freq_factor:g} is not valid; give a number above "
                 f"low_freq_factor, {self.low_freq_factor:g}"
             )
+
+
+@declared("rope_scaling")
+class LinearScaling:
+    """All wavelengths are *factor* times as long (position interpolation, arXiv 2306.15595)."""
+
+    type: Literal["linear"]
+    factor: PositiveFloat
+
+
+@declared("rope_scaling")
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): wavelengths that turn less than beta_slow times in the original context are
+    *factor* times as long, those that turn more than beta_fast times stay, and those between are interpolated
+    along the dims; cosines and sines are multiplied by attention_factor."""
+
+    type: Literal["yarn"]
+    factor: PositiveFloat
+    original_context_length: Size
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    attention_factor: PositiveFloat | None = None
+    """0.1 ln(factor) + 1 when not given, at least 1."""
+    truncate: bool = True
+    """Whether the first and last interpolated dims are rounded outwards."""
+
+    def __post_init__(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            raise UserError(
+                f"rope_scaling.beta_fast: {self.beta_fast:g} is not valid; give a number above beta_slow, "
+                f"{self.beta_slow:g}"
+            )
+
+    @property
+    def magnitude(self) -> float:
+        """The factor on cosines and sines."""
+        return self.attention_factor or 0.1 * math.log(max(self.factor, 1.0)) + 1.0
+
+
+RopeScaling = Annotated[Llama3Scaling | LinearScaling | YarnScaling, Field(discriminator="type")]
 
 
 @declared()
@@ -99,7 +139,8 @@ class ModelConfig:
     norm_bias: bool = False
     """Whether norms have a bias next to their weight (either kind)."""
     attention_bias: AttentionBias = "none"
-    """Biases of the attention projections: none, the output projection only (GPT-Neo), or q, k, v and o."""
+    """Biases of the attention projections: none, the output projection only (GPT-Neo), q, k and v only
+    (Qwen2), or all four."""
     ffn_bias: bool = False
     """Whether the feed-forward projections have biases."""
     positions: Positions = "rope"
@@ -111,7 +152,7 @@ class ModelConfig:
     """Which share of a head's dims is rotated, from the first on, of all layers or of each (partial rotary:
     GPT-NeoX); an even number of dims."""
     rope_scaling: RopeScaling | None = None
-    """Longer rotary wavelengths, as Llama 3.1 has them; None leaves them as they are."""
+    """Longer rotary wavelengths: llama3, linear or yarn; None leaves them as they are."""
     qk_norm: QKNorm = "none"
     """RMS norm of every query and key head, before the rotation (arXiv 2302.05442): with one weight [d_h] for
     the queries and one for the keys of a layer (weighted, as in Qwen3), or without (plain)."""
@@ -158,6 +199,11 @@ class ModelConfig:
         self._check_parametrization()
         if self.rope_scaling is not None and self.positions != "rope":
             raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
+        if isinstance(self.rope_scaling, YarnScaling):
+            bases = self.rope_base if isinstance(self.rope_base, tuple) else (self.rope_base,)
+            for base in bases:
+                if base is not None and base <= 1:
+                    raise UserError(f"rope_base: {base:g} with rope_scaling 'yarn'; give a base above 1")
         if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
             off = "0" if name == "z_loss" else "null"
@@ -406,9 +452,9 @@ class ModelConfig:
         total = 0
         for layer in range(self.num_layers):
             width = self.layer_ffn_width(layer)
-            if self.attention_bias == "all":
+            if self.attention_bias in ("qkv", "all"):
                 total += self.attention_width(layer) + 2 * self.kv_width(layer)
-            if self.attention_bias != "none" and self.heads[layer]:
+            if self.attention_bias in ("output", "all") and self.heads[layer]:
                 total += self.d_model
             if self.ffn_bias and width:
                 total += (2 if self.ffn == "swiglu" else 1) * width + self.d_model
