@@ -28,7 +28,7 @@ Kernel = Literal["torch", "blocks"]
 apart."""
 
 
-BLOCK_ROWS = 512
+BLOCK_ROWS = 256
 """Queries that are computed at a time on a CPU where keys are gathered over context ranks."""
 
 
@@ -358,7 +358,7 @@ def _attend_gathered(
         if start == 0:
             return _sdpa(query, key[:, :, :stop], value[:, :, :stop], None, scale, is_causal=True)
         return _attend_span(query, key, value, None, span, scale, window)
-    size = stop - start if query.is_cuda or mask is not None else BLOCK_ROWS
+    size = stop - start if query.is_cuda or mask is not None else min(stop - start, BLOCK_ROWS)
     parts = []
     for begin in range(start, stop, size):
         end = min(begin + size, stop)
