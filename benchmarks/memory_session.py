@@ -45,7 +45,8 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     command = command_line_of(*case["arguments"])
     run = command.run
     model = ModelConfig.from_json(case["model"])
-    world = start_world(case["threads"], False, run.tensor_parallel, run.sequence_parallel)
+    c, degrees = run.context_parallel, (run.tensor_parallel, run.sequence_parallel)
+    world = start_world(case["threads"], False, *degrees, context_parallel=c)
     wanted, copies, device = (
         (run.global_batch_tokens, run.micro_batch),
         world.data_parallel,

@@ -28,7 +28,7 @@ Kernel = Literal["torch", "blocks"]
 apart."""
 
 
-BLOCK_ROWS = 512
+BLOCK_ROWS = 256
 """Queries that are computed at a time on a CPU where keys are gathered over context ranks."""
 
 
@@ -130,11 +130,11 @@ class Attention(nn.Module):
         # None leaves 1/sqrt(d_h), this layer's own (arXiv 2606.27449, section 1), to SDPA.
         self.scale = config.layer_scale(layer)
         d, width, kv_width = config.layer_width(layer), config.attention_width(layer), config.kv_width(layer)
-        bias = config.attention_bias == "all"
+        bias = config.attention_bias in ("qkv", "all")
         self.q = column_linear(d, width, bias, grid)
         self.k = column_linear(d, kv_width, bias, grid)
         self.v = column_linear(d, kv_width, bias, grid)
-        self.o = row_linear(width, d, config.attention_bias != "none", grid)
+        self.o = row_linear(width, d, config.attention_bias in ("output", "all"), grid)
         self.gate: nn.Module | None = None
         self.head_gate: HeadGate | None = None
         if config.attention_gate == "element":
@@ -358,7 +358,7 @@ def _attend_gathered(
         if start == 0:
             return _sdpa(query, key[:, :, :stop], value[:, :, :stop], None, scale, is_causal=True)
         return _attend_span(query, key, value, None, span, scale, window)
-    size = stop - start if query.is_cuda or mask is not None else BLOCK_ROWS
+    size = stop - start if query.is_cuda or mask is not None else min(stop - start, BLOCK_ROWS)
     parts = []
     for begin in range(start, stop, size):
         end = min(begin + size, stop)

@@ -1,4 +1,4 @@
-"""Kinds of blocks: the switches of GPT-2, LLaMA, Qwen3 and GPT-Neo."""
+"""Kinds of blocks: the switches of GPT-2, LLaMA, Qwen2, Qwen3 and GPT-Neo."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     # LLaMA (arXiv 2302.13971): the defaults; the original does not tie embeddings, the Prism presets do.
     "llama": {},
+    # Qwen2 (arXiv 2407.10671), as in transformers' Qwen2ForCausalLM.
+    "qwen2": {"attention_bias": "qkv"},
     # Qwen3 (arXiv 2505.09388), as in transformers' Qwen3ForCausalLM.
     "qwen3": {"qk_norm": "weighted"},
     # GPT-Neo, as in transformers: no scale, bias on the output projection; block() alternates windows.
@@ -34,8 +36,8 @@ GPTNEO_WINDOW = 256
 
 
 def block(name: str, **fields: Any) -> ModelConfig:
-    """A config with the switches of a block kind (gpt2, llama, qwen3, gptneo); *fields* set the rest and
-    override them.
+    """A config with the switches of a block kind (gpt2, llama, qwen2, qwen3, gptneo); *fields* set the rest
+    and override them.
 
     gptneo alternates global layers and layers with a window of 256, the first one global.
     Raises UserError for an unknown kind, unknown or missing fields, and values that are not valid.

@@ -24,13 +24,14 @@ from model.schedules import (
     Shares,
     Size,
     Windows,
+    YarnScaling,
     at_layer,
 )
 
 FeedForwardKind = Literal["swiglu", "mlp"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormKind = Literal["rmsnorm", "layernorm"]
-AttentionBias = Literal["none", "output", "all"]
+AttentionBias = Literal["none", "output", "qkv", "all"]
 Positions = Literal["rope", "learned"]
 AttentionScale = Literal["sqrt_head_dim", "head_dim", "constant", "none"]
 AttentionGate = Literal["none", "head", "element"]
@@ -86,7 +87,8 @@ class ModelConfig:
     norm_bias: bool = False
     """Whether norms have a bias next to their weight (either kind)."""
     attention_bias: AttentionBias = "none"
-    """Biases of the attention projections: none, the output projection only (GPT-Neo), or q, k, v and o."""
+    """Biases of the attention projections: none, the output projection only (GPT-Neo), q, k and v only
+    (Qwen2), or all four."""
     ffn_bias: bool = False
     """Whether the feed-forward projections have biases."""
     positions: Positions = "rope"
@@ -98,7 +100,7 @@ class ModelConfig:
     """Which share of a head's dims is rotated, from the first on, of all layers or of each (partial rotary:
     GPT-NeoX); an even number of dims."""
     rope_scaling: RopeScaling | None = None
-    """Longer rotary wavelengths, as Llama 3.1 has them; None leaves them as they are."""
+    """Longer rotary wavelengths: llama3, linear or yarn; None leaves them as they are."""
     qk_norm: QKNorm = "none"
     """RMS norm of every query and key head, before the rotation (arXiv 2302.05442): with one weight [d_h] for
     the queries and one for the keys of a layer (weighted, as in Qwen3), or without (plain)."""
@@ -146,6 +148,11 @@ class ModelConfig:
         self._check_parametrization()
         if self.rope_scaling is not None and self.positions != "rope":
             raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
+        if isinstance(self.rope_scaling, YarnScaling):
+            bases = self.rope_base if isinstance(self.rope_base, tuple) else (self.rope_base,)
+            for base in bases:
+                if base is not None and base <= 1:
+                    raise UserError(f"rope_base: {base:g} with rope_scaling 'yarn'; give a base above 1")
         if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
             off = "0" if name == "z_loss" else "null"
@@ -430,9 +437,9 @@ class ModelConfig:
         total = 0
         for layer in range(self.num_layers):
             width = self.layer_ffn_width(layer)
-            if self.attention_bias == "all":
+            if self.attention_bias in ("qkv", "all"):
                 total += self.attention_width(layer) + 2 * self.kv_width(layer)
-            if self.attention_bias != "none" and self.heads[layer]:
+            if self.attention_bias in ("output", "all") and self.heads[layer]:
                 total += self.layer_width(layer)
             if self.ffn_bias and width:
                 total += (2 if self.ffn == "swiglu" else 1) * width + self.layer_width(layer)

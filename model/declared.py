@@ -133,7 +133,10 @@ def describe_valid(error: Any) -> str:
     if error["type"] == "literal_error":
         names = [name.strip("'") for name in re.split(", | or ", context["expected"])]
         return f"give one of {', '.join(names)}{suggest(quote(error['input'], plain=True), names)}"
+    if error["type"] == "union_tag_invalid":
+        return f"give one of {context['expected_tags']} as its {context['discriminator']}"
     known = {
+        "union_tag_not_found": f"give its {context.get('discriminator')}",
         "int_type": "give a whole number",
         "int_from_float": "give a whole number",
         "int_parsing": "give a whole number",
@@ -149,6 +152,7 @@ def describe_valid(error: Any) -> str:
         "dataclass_type": "give a mapping",
         "dataclass_exact_type": "give a mapping",
         "model_type": "give a mapping",
+        "model_attributes_type": "give a mapping",
     }
     said = error["msg"].removeprefix("Value error, ")
     return known.get(error["type"], said[:1].lower() + said[1:])

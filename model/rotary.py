@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.schedules import RopeScaling
+from model.schedules import LinearScaling, RopeScaling, YarnScaling
 
 # Cosines and sines, each [length, 1, d_h / 2], or [B, length, 1, d_h / 2] where positions differ by sequence.
 Table = tuple[Tensor, Tensor]
@@ -60,13 +60,35 @@ def _table(
     positions = torch.arange(length, device="cpu", dtype=precision)
     frequencies = 1.0 / base**exponents
     if scaling is not None:
-        frequencies = _scale_frequencies(frequencies, scaling)
+        frequencies = _scale_frequencies(frequencies, scaling, base)
     angles = torch.outer(positions, frequencies).unsqueeze(1)  # [length, 1, d_h / 2]
+    if isinstance(scaling, YarnScaling):
+        return angles.cos() * scaling.magnitude, angles.sin() * scaling.magnitude
     return angles.cos(), angles.sin()
 
 
-def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Frequencies in radians a position, lowered as RopeScaling says."""
+def _scale_frequencies(frequencies: Tensor, scaling: RopeScaling, base: float) -> Tensor:
+    """Frequencies [d_h / 2] in radians a position, lowered as RopeScaling says."""
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
+    if isinstance(scaling, YarnScaling):
+        pairs = len(frequencies)
+
+        def pair_of(turns: float) -> float:
+            """The pair, as a fraction, that turns so often in the original context."""
+            longest = scaling.original_context_length / (turns * 2 * math.pi)
+            return pairs * math.log(longest) / math.log(base)
+
+        first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        # Clamped to the dims of a head, as transformers does, not to its pairs.
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        ramp = (torch.arange(pairs, device="cpu", dtype=frequencies.dtype) - first) / (
+            (last - first) or 0.001
+        )
+        kept = 1 - ramp.clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / scaling.factor)
     waves = scaling.original_context_length * frequencies / (2 * math.pi)  # in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((waves - low) / (high - low)).clamp(0, 1)

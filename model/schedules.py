@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -102,7 +103,7 @@ SCHEDULES = (
 
 
 @declared("rope_scaling")
-class RopeScaling:
+class Llama3Scaling:
     """Llama 3.1's: wavelengths beyond original / low_freq_factor are *factor* times as long, those below
     original / high_freq_factor stay, and those between are interpolated (transformers' rope type llama3)."""
 
@@ -118,3 +119,43 @@ class RopeScaling:
                 f"rope_scaling.high_freq_factor: {self.high_freq_factor:g} is not valid; give a number above "
                 f"low_freq_factor, {self.low_freq_factor:g}"
             )
+
+
+@declared("rope_scaling")
+class LinearScaling:
+    """All wavelengths are *factor* times as long (position interpolation, arXiv 2306.15595)."""
+
+    type: Literal["linear"]
+    factor: PositiveFloat
+
+
+@declared("rope_scaling")
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): wavelengths that turn less than beta_slow times in the original context are
+    *factor* times as long, those that turn more than beta_fast times stay, and those between are interpolated
+    along the dims; cosines and sines are multiplied by attention_factor."""
+
+    type: Literal["yarn"]
+    factor: PositiveFloat
+    original_context_length: Size
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    attention_factor: PositiveFloat | None = None
+    """0.1 ln(factor) + 1 when not given, at least 1."""
+    truncate: bool = True
+    """Whether the first and last interpolated dims are rounded outwards."""
+
+    def __post_init__(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            raise UserError(
+                f"rope_scaling.beta_fast: {self.beta_fast:g} is not valid; give a number above beta_slow, "
+                f"{self.beta_slow:g}"
+            )
+
+    @property
+    def magnitude(self) -> float:
+        """The factor on cosines and sines."""
+        return self.attention_factor or 0.1 * math.log(max(self.factor, 1.0)) + 1.0
+
+
+RopeScaling = Annotated[Llama3Scaling | LinearScaling | YarnScaling, Field(discriminator="type")]

@@ -31,13 +31,14 @@ class ConvertOptions:
     run: str | None = None
     """a run's folder, such as runs/NAME"""
     from_hf: str | None = None
-    """the other direction: make a run of this Llama, Qwen3, GPT-2 or native folder"""
+    """the other direction: make a run of this Llama, Qwen2, Qwen3, Mistral, SmolLM3, GPT-2 or native
+    folder"""
     step: NonNegativeInt | None = None
     """which checkpoint (default: the newest valid one)"""
     format: Literal["auto", "native", "llama", "qwen3"] = "auto"
     """native: our architecture, shipped as remote code; llama, qwen3: plain LlamaForCausalLM or
-    Qwen3ForCausalLM, zero-padded where layers differ; auto: plain Llama, Qwen3 or GPT-2 for models that are
-    one, else native"""
+    Qwen3ForCausalLM, zero-padded where layers differ; auto: plain Llama, Qwen2, Qwen3, Mistral, SmolLM3 or
+    GPT-2 for models that are one, else native"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of the weights: float32, bfloat16 or float16"""
     fold: bool = False

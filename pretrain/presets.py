@@ -142,14 +142,24 @@ def run_allocations(arguments: list[str]) -> None:
         rows.append([made.text, *drawn, f"{sum(given):,}", f"{difference:+,}" if difference else "equal"])
     print("\n".join(align_columns(rows, left={0, 1, 2})))
     if options.plot:
+        columns = min(4, len(found))
+        lines = -(-len(found) // columns)
+        size = (2.2 * columns, 0.5 + 1.5 * lines)
         with save_figure(
-            Path(options.plot), "--plot", 1, len(found), size=(2 * len(found), 2.4), dpi=150, squeeze=False
-        ) as (_, axes):
-            most = max(max(given) for given in widths.values())
-            for axis, (text, given) in zip(axes.flat, widths.items(), strict=True):
-                axis.bar(range(len(given)), given, color="tab:blue")
-                axis.set(title=text, xlabel="layer", ylim=(0, 1.05 * most))
-            axes.flat[0].set(ylabel="width")
+            *(Path(options.plot), "--plot", lines, columns),
+            size=size,
+            dpi=150,
+            squeeze=False,
+            sharex=True,
+            sharey=True,
+        ) as (fig, axes):
+            for axis in axes.flat[len(found) :]:
+                axis.set_axis_off()
+            for axis, (text, given) in zip(axes.flat, widths.items(), strict=False):
+                axis.bar(range(1, len(given) + 1), given, color="tab:blue")
+                axis.set_title(text, fontsize="small")
+            fig.supxlabel("layer", fontsize="small")
+            fig.supylabel("width", fontsize="small")
         print_lines(f"wrote {options.plot}")
 
 

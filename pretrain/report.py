@@ -51,7 +51,7 @@ def describe_opening(
         ("run", run.folder),
         ("world", where),
         ("engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"),
-        ("compile", f"{'yes' if decisions.compile.value else 'no'} ({decisions.compile.reason})"),
+        ("compile", _describe_compiling(session)),
         (
             "kernels",
             f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
@@ -60,7 +60,7 @@ def describe_opening(
         ("model", f"{run.model}: {model.summary()}"),
         *(("data", line) for line in session.sequences.describe().splitlines()),
         *(
-            [("data", "documents are kept apart: attention and positions begin anew in each")]
+            [("data", "documents are separate: attention and positions start again in each")]
             if run.document_mask
             else []
         ),
@@ -83,6 +83,13 @@ def describe_opening(
         *(line for hook in hooks for line in hook.announce(session)),
         *(log_line(*line) for line in last),
     ]
+
+
+def _describe_compiling(session: Session) -> str:
+    found = session.decisions.compile
+    if not found.value:
+        return f"no ({found.reason})"
+    return f"yes ({found.reason}); the first step may take a minute or more"
 
 
 def _describe_fused(session: Session) -> str:

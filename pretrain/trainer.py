@@ -24,7 +24,7 @@ from pretrain.engine.build import (
 from pretrain.engine.compiling import count_compiled_graphs
 from pretrain.engine.patches import guard_updates
 from pretrain.growth.edit import note_changed, open_changed
-from pretrain.metrics.file import read_metrics
+from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.metrics.metrics import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
@@ -291,9 +291,9 @@ class Trainer:
         """The row of this step so far; of a step of an earlier session as metrics.jsonl has it."""
         row = self.log.read()
         if row is None:
-            step, folder = self.state.step, self.run.folder
+            step, file = self.state.step, self.run.folder / FILE_NAME
             row = self.session.world.on_rank_zero(
-                lambda: next((row for row in read_metrics(folder) if row["step"] == step), {})
+                lambda: next((row for row in read_metrics(file) if row["step"] == step), {})
             )
         return row
 

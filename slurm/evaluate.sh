@@ -3,7 +3,9 @@
 #
 #   sbatch slurm/evaluate.sh runs/NAME --tasks hellaswag,piqa,winogrande,arc_easy,blimp,wikitext \
 #       --data_dir data/zero_shot
+#   sbatch slurm/evaluate.sh --follow runs/NAME --tasks hellaswag,piqa --data_dir data/zero_shot
 #
+# The second line scores each new checkpoint of a run that trains in another job, and ends with the run.
 # Arguments are those of python -m pretrain.evaluation. Compute nodes without internet need --data_dir:
 # docs/cluster.md.
 #SBATCH --job-name=evaluate
@@ -15,6 +17,8 @@
 #SBATCH --time=04:00:00
 ##SBATCH --partition=
 ##SBATCH --account=
+# Ahead of the time limit --follow stops, and the job is requeued; without it the signal is ignored.
+#SBATCH --signal=USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.log

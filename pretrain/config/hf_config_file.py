@@ -23,17 +23,24 @@ from model.heads import MOST_LAYERS
 from model.schedules import Count, Size
 from pretrain.utils.parsing import read_json_object
 
-Format = Literal["native", "llama", "qwen3", "gpt2"]
+Format = Literal["native", "llama", "qwen3", "gpt2", "mistral", "qwen2", "smollm3"]
 FORMATS = get_args(Format)
-LLAMA_LIKE = ("llama", "qwen3")
+LLAMA_LIKE: tuple[Format, ...] = ("llama", "qwen3", "mistral", "qwen2", "smollm3")
 """Formats that are padded where layers differ, and have the rotary scaling in their rope_parameters."""
 MODEL_TYPES: dict[str, Format] = {"head_schedule": "native", **{name: name for name in FORMATS[1:]}}
 """The format of a folder by the model_type in its config.json."""
 
+# Fields of a Llama that another class of its kind does not have.
+_CONSTANT: dict[Format, tuple[str, ...]] = {
+    "qwen3": ("ffn_bias",),
+    "qwen2": ("ffn_bias", "attention_bias"),
+    "mistral": ("ffn_bias", "attention_bias"),
+}
 # Our field -> its name in the configuration of each format. None: the class has the value of our block kind
 # alone.
 SETTINGS: dict[str, dict[Format, str | None]] = {
-    ours: {"native": native, "llama": llama, "qwen3": None if ours == "ffn_bias" else llama, "gpt2": gpt2}
+    ours: dict[Format, str | None]({"native": native, "gpt2": gpt2})
+    | {kind: None if ours in _CONSTANT.get(kind, ()) else llama for kind in LLAMA_LIKE}
     for ours, (native, llama, gpt2) in {
         "vocab_size": ("vocab_size", "vocab_size", "vocab_size"),
         "context_length": ("max_position_embeddings", "max_position_embeddings", "n_positions"),
@@ -75,32 +82,64 @@ _ACTIVATIONS = {
 LLAMA3 = {"original_context_length": "original_max_position_embeddings"} | {
     name: name for name in ("factor", "low_freq_factor", "high_freq_factor")
 }
-"""Fields of RopeScaling, and their names in the rope_parameters of a Llama or a Qwen3."""
+"""Fields of Llama3Scaling, and their names in the rope_parameters of a Llama and its kind."""
+YARN = {name: name for name in ("factor", "beta_fast", "beta_slow", "attention_factor", "truncate")}
+YARN |= {"original_context_length": "original_max_position_embeddings"}
+ROPE_TYPES: dict[str, dict[str, str]] = {"llama3": LLAMA3, "linear": {"factor": "factor"}, "yarn": YARN}
+"""The fields of each kind of RopeScaling, and their names there."""
 VALUES: dict[tuple[str, Format], dict[Any, Any]] = {
-    ("activation", "native"): _ACTIVATIONS,
-    ("activation", "llama"): _ACTIVATIONS,
-    ("activation", "qwen3"): _ACTIVATIONS,
+    **{("activation", kind): _ACTIVATIONS for kind in ("native", *LLAMA_LIKE)},
     ("activation", "gpt2"): {"gelu_new": "gelu_tanh"} | _ACTIVATIONS,
-    ("attention_bias", "llama"): {False: "none", True: "all"},
-    ("attention_bias", "qwen3"): {False: "none", True: "all"},
+    **{("attention_bias", kind): {False: "none", True: "all"} for kind in ("llama", "qwen3", "smollm3")},
     ("attention_scale", "gpt2"): {False: "none", True: "sqrt_head_dim"},
 }
 
 # What our network lacks, for folders that need it: by model_type, and by a setting's only value.
-_PARTIAL = "rotary positions on a part of each head"
+_PARALLEL = "attention and feed-forward in parallel"
+_EXPERTS = "experts"
+_ALIBI = "ALiBi positions"
 _LACKING = {
-    "qwen2": "biases of q, k and v without one of the output projection",
-    "mistral": "Mistral's sliding window; with sliding_window null it is a Llama: write model_type llama",
+    "bloom": f"{_ALIBI}, and a norm after the embedding",
+    "cohere": f"{_PARALLEL}, and interleaved rotary pairs",
+    "cohere2": f"{_PARALLEL}, and interleaved rotary pairs",
+    "deepseek_v2": f"latent attention, and {_EXPERTS}",
+    "deepseek_v3": f"latent attention, and {_EXPERTS}",
+    "falcon": f"{_PARALLEL}, and q, k and v joined in one tensor",
     "gemma": "embeddings scaled by the root of their width, and norms that multiply by 1 + weight",
+    "gemma2": "norms after the sublayers, and soft caps in attention",
     "gemma3_text": "norms after the sublayers, and two rotary bases",
-    "phi": f"attention and feed-forward in parallel, and {_PARTIAL}",
-    "phi3": "q, k and v (and gate and up) joined in one tensor, and a sliding window",
-    "gpt_neox": f"attention and feed-forward in parallel, and {_PARTIAL}",
-    "mixtral": "experts",
+    "glm4": "norms after the sublayers, and interleaved rotary pairs",
+    "gpt_neo": "a reader of its settings; its network is the block kind gptneo",
+    "gpt_neox": f"{_PARALLEL}, and q, k and v joined in one tensor",
+    "gptj": f"{_PARALLEL}, and interleaved rotary pairs",
+    "granite": "multipliers of embeddings, residuals and attention",
+    "mamba": "state spaces",
+    "mamba2": "state spaces",
+    "mixtral": _EXPERTS,
+    "mpt": _ALIBI,
+    "olmo": "norms without weights, and clipped q, k and v",
+    "olmo2": "norms after the sublayers, and norms over all heads of q and k together",
+    "olmo3": "norms after the sublayers, and norms over all heads of q and k together",
+    "opt": "position embeddings that begin at 2, and relu",
+    "phi": f"{_PARALLEL}, and biases of norms and LM head",
+    "phi3": "q, k and v (and gate and up) joined in one tensor",
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+    "qwen3_next": f"linear attention, and {_EXPERTS}",
+    "stablelm": "a reader of its settings",
+    "starcoder2": "a reader of its settings",
+}
+# Settings that change what a model computes, where its class reads them; and their values of no effect.
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("sliding_window", "final_logit_softcapping", "attn_logit_softcapping"), (None,)),
+    **dict.fromkeys(
+        ("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"), (None, 1.0)
+    ),
+    **dict.fromkeys(("attention_multiplier", "query_pre_attn_scalar", "clip_qkv", "no_rope_layers"), (None,)),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "qk_norm", "use_qk_norm"), (None, False, "none")),
 }
 _ONLY: dict[str, tuple[Any, str]] = {
-    "rope_type": ("default", "RoPE scaling"),
-    "partial_rotary_factor": (1.0, _PARTIAL),
+    "partial_rotary_factor": (1.0, "rotary positions on a part of each head"),
     "scale_attn_by_inverse_layer_idx": (False, "attention logits divided by the layer's number"),
     "add_cross_attention": (False, "cross-attention"),
     "quantization_config": (None, "quantised weights"),
@@ -126,6 +165,17 @@ _ATTENTION: Settings = {
 _KINDS: Settings = {
     "layer_types": (list[Literal["full_attention", "sliding_attention"]] | None, None),
 }
+# The defaults below are those of transformers' classes.
+_QWENS: Settings = (
+    _ATTENTION
+    | _KINDS
+    | {
+        "intermediate_size": (Size, ...),
+        "use_sliding_window": (bool, False),
+        "sliding_window": (Size | None, 4096),
+        "max_window_layers": (Annotated[int, Field(ge=0)], 28),
+    }
+)
 _OWN: dict[Format, Settings] = {
     "native": _ATTENTION
     | _KINDS
@@ -135,17 +185,22 @@ _OWN: dict[Format, Settings] = {
         "per_layer_config": (dict[str, dict[LayerSetting, Count | None]] | None, None),
         "logit_scale": (PositiveFloat | None, None),  # older folders have none
     },
-    "llama": _ATTENTION | {"intermediate_size": (Size, ...)},
-    # The defaults are those of transformers' class.
-    "qwen3": _ATTENTION
-    | _KINDS
+    "llama": {name: kind for name, kind in _ATTENTION.items() if name != "sliding_window"}
+    | {"intermediate_size": (Size, ...)},
+    "qwen3": _QWENS | {"num_key_value_heads": (Size | None, 32), "head_dim": (Size, 128)},
+    "mistral": _ATTENTION
     | {
         "intermediate_size": (Size, ...),
-        "num_key_value_heads": (Size | None, 32),
-        "head_dim": (Size, 128),
-        "use_sliding_window": (bool, False),
+        "num_key_value_heads": (Size | None, 8),
         "sliding_window": (Size | None, 4096),
-        "max_window_layers": (Annotated[int, Field(ge=0)], 28),
+    },
+    "qwen2": _QWENS | {"num_key_value_heads": (Size | None, 32)},
+    "smollm3": _QWENS
+    | {
+        "num_key_value_heads": (Size | None, 4),
+        "sliding_window": (Size | None, None),
+        "no_rope_layers": (list[Literal[0, 1]] | None, None),
+        "no_rope_layer_interval": (Size, 4),
     },
     "gpt2": {
         "n_layer": (Layers, ...),
@@ -176,7 +231,11 @@ _DEFAULTS: dict[Format, dict[str, Any]] = {
     | {"attention_scale_base": None, "final_logit_softcapping": None}
     | {"parametrization": "standard", "base_width": None},
     "llama": _LLAMAS | {"mlp_bias": False, "tie_word_embeddings": False, "initializer_range": 0.02},
-    "qwen3": _LLAMAS | {"tie_word_embeddings": False, "initializer_range": 0.02},
+    **dict.fromkeys(
+        ("qwen3", "mistral", "qwen2"), _LLAMAS | {"tie_word_embeddings": False, "initializer_range": 0.02}
+    ),
+    "smollm3": _LLAMAS
+    | {"rope_theta": 2e6, "mlp_bias": False, "tie_word_embeddings": True, "initializer_range": 0.02},
     "gpt2": {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True}
     | {"tie_word_embeddings": True, "initializer_range": 0.02},
 }
@@ -225,7 +284,7 @@ def read_model(folder: str | Path) -> FolderModel:
     written, where = read_json_object(path, "model"), f"model: {path}"
     kind = written.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        lacking = _LACKING.get(str(kind), "the architecture")
+        lacking = _LACKING.get(str(kind), "a reader of its settings and tensors")
         raise UserError(
             f"{where}: model_type {quote(kind)} is not supported; what is missing here: {lacking}; valid: "
             f"{', '.join(MODEL_TYPES)}"
@@ -245,8 +304,6 @@ def read_model(folder: str | Path) -> FolderModel:
             scaling = rope.get("rope_type", rope.get("type"))
             kept = written.get("rope_type") if scaling in (None, "default") else scaling
             written = written | rope | {"rope_type": kept}
-    if scaled := chosen in LLAMA_LIKE and written.get("rope_type") == "llama3":
-        written = written | {"rope_type": None}
     for name, (only, lacking) in _ONLY.items():
         if written.get(name) not in (only, None):
             raise UserError(
@@ -258,14 +315,49 @@ def read_model(folder: str | Path) -> FolderModel:
         model = _build_model(given, chosen)
         if chosen == "native":
             _check_logit_scale(given.logit_scale, model)
-        if scaled:
-            named = {ours: written[theirs] for ours, theirs in LLAMA3.items() if theirs in written}
-            model = model.replace(rope_scaling={"type": "llama3", **named})
+        scaling, notes = _rope_scaling(written, chosen, model.context_length)
+        model = model.replace(rope_scaling=scaling) if scaling is not None else model
         _check_rotary_tables(model)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    notes = [f"{name} {value} is left out" for name in _DROPOUTS if (value := getattr(given, name, 0))]
+    notes += [f"{name} {value} is left out" for name in _DROPOUTS if (value := getattr(given, name, 0))]
+    notes += [
+        f"{name} {quote(written[name], plain=True)} is left out: transformers reads none in a {kind}"
+        for name, without in _NO_EFFECT.items()
+        if not hasattr(given, name) and written.get(name) not in without
+    ]
     return FolderModel(model, chosen, notes)
+
+
+def _rope_scaling(
+    written: dict[str, Any], chosen: Format, context_length: int
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The rotary scaling of a folder that has it in its rope_parameters, as RopeScaling reads it; notes."""
+    kind = written.get("rope_type")
+    if kind in (None, "default"):
+        return None, []
+    if kind == "dynamic" and chosen in LLAMA_LIKE:  # the longer the text, the longer the wavelengths
+        return None, [f"dynamic RoPE scaling, which begins beyond {context_length:,} tokens, is left out"]
+    valid = ("default", *((*ROPE_TYPES, "dynamic") if chosen in LLAMA_LIKE else ()))
+    if kind not in valid:
+        raise UserError(
+            f"rope_type {quote(kind)} is not supported; what is missing here: that RoPE scaling; valid: "
+            f"{', '.join(valid)}"
+        )
+    fields = ROPE_TYPES[kind]
+    values = {ours: written[theirs] for ours, theirs in fields.items() if written.get(theirs) is not None}
+    if "original_context_length" in fields:
+        values.setdefault("original_context_length", context_length)
+    if kind == "yarn" and "factor" not in values:
+        values["factor"] = context_length / values["original_context_length"]
+    one, all_dims = written.get("mscale"), written.get("mscale_all_dim")
+    if kind == "yarn" and one and all_dims and "attention_factor" not in values:
+
+        def magnitude(scale: float) -> float:
+            return 0.1 * scale * math.log(max(values["factor"], 1.0)) + 1.0
+
+        values["attention_factor"] = magnitude(one) / magnitude(all_dims)
+    return {"type": kind, **values}, []
 
 
 def _build_model(given: Any, chosen: Format) -> ModelConfig:
@@ -284,8 +376,14 @@ def _build_model(given: Any, chosen: Format) -> ModelConfig:
         )
     own = getattr(given, "per_layer_config", None) or {}
     kinds = getattr(given, "layer_types", None)
-    if chosen == "qwen3":
-        kinds = _kinds_of_qwen3(given)
+    if chosen in ("qwen2", "qwen3"):
+        kinds = _kinds_of_qwen(given)
+    if chosen == "mistral":
+        kinds = ["sliding_attention"] * count
+    if chosen == "smollm3":
+        rotated = _rotated_layers(given)
+        values["rope_base"] = [given.rope_theta if turned else None for turned in rotated]
+        kinds = _kinds_of_smollm3(given, rotated)
     kinds = ["full_attention"] * count if kinds is None else kinds
     if len(kinds) != count:
         raise UserError(f"layer_types: {len(kinds)} entries given; give one for each of {count} layers")
@@ -306,7 +404,9 @@ def _build_model(given: Any, chosen: Format) -> ModelConfig:
         "ffn_width": schedule("intermediate_size", None),
         "local_window": local if any(local) else None,
     }
-    return _shorten_schedules(block("qwen3" if chosen == "qwen3" else "llama", **values | schedules))
+    return _shorten_schedules(
+        block(chosen if chosen in ("qwen2", "qwen3") else "llama", **values | schedules)
+    )
 
 
 def _check_logit_scale(given: float | None, model: ModelConfig) -> None:
@@ -318,7 +418,30 @@ def _check_logit_scale(given: float | None, model: ModelConfig) -> None:
         )
 
 
-def _kinds_of_qwen3(given: Any) -> list[str]:
+def _rotated_layers(given: Any) -> list[bool]:
+    """Which layers of a SmolLM3 have positions."""
+    layers, interval = range(given.num_hidden_layers), given.no_rope_layer_interval
+    if given.no_rope_layers is None:
+        return [(layer + 1) % interval != 0 for layer in layers]
+    if len(given.no_rope_layers) < len(layers):
+        raise UserError(
+            f"no_rope_layers: {len(given.no_rope_layers)} entries given; give one for each of {len(layers)} "
+            "layers"
+        )
+    return [bool(given.no_rope_layers[layer]) for layer in layers]
+
+
+def _kinds_of_smollm3(given: Any, rotated: list[bool]) -> list[str]:
+    """The kind of each layer's attention, as transformers' class reads it."""
+    window = given.sliding_window if given.use_sliding_window else None
+    if window is None:
+        return ["full_attention"] * len(rotated)
+    if given.layer_types is not None:
+        return list(given.layer_types)
+    return ["full_attention" if turned else "sliding_attention" for turned in rotated]
+
+
+def _kinds_of_qwen(given: Any) -> list[str]:
     """The kind of each layer's attention, as transformers' class reads it."""
     window = given.sliding_window if given.use_sliding_window else None
     if given.layer_types is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -22,7 +23,7 @@ from model.errors import UserError, quote, suggest
 from model.presets import preset_names
 from pretrain.config.flag_aliases import suggest_flag
 from pretrain.config.run_config import DEFAULT_RECIPE, NUM_LAYERS, RunConfig
-from pretrain.utils.parsing import QUOTE_COMMAS, plain_key, read_yaml
+from pretrain.utils.parsing import QUOTE_COMMAS, key_text, plain_key, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "pretrain" / "recipes"
@@ -122,17 +123,19 @@ def plain_value(value: Any, name: str) -> Any:
     lists, declared objects as mappings.
 
     Raises:
-        UserError: a value of another type; it names the setting.
+        UserError: a value of another type, or a mapping with two keys that are one, such as 100 and "100"; it
+            names the setting.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_dict(value)
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        return {
-            plain_key(plain_value(key, name)): plain_value(inner, f"{name}.{quote(key, plain=True)}")
-            for key, inner in value.items()
-        }
+        keys = [plain_key(plain_value(key, name)) for key in value]
+        if twice := [text for text, count in Counter(map(key_text, keys)).items() if count > 1]:
+            raise UserError(f"{name}: {quote(twice[0], plain=True)} is given twice; keep one")
+        inner = (plain_value(each, f"{name}.{quote(key, plain=True)}") for key, each in value.items())
+        return dict(zip(keys, inner, strict=True))
     if isinstance(value, list | tuple):
         return [plain_value(item, name) for item in value]
     if value is None or type(value) in (bool, int, float, str):

@@ -1,5 +1,7 @@
 """lm-eval's scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks piqa``.
 
+``--follow`` scores each checkpoint of a run that trains in another job.
+
 Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
 Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has
 it, then ``--data_dir DIR`` here.
@@ -12,16 +14,18 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.declared import NonNegativeInt, PositiveInt, declared
 from model.errors import UserError
+from pretrain.checkpoint.finder import checkpoint_steps, is_run
 from pretrain.config.options import parse_options
 from pretrain.evaluation.checks import check_data_dir, check_tasks, resolve_tasks
 from pretrain.hf.model_folder import check_model
 from pretrain.runtime.command import run_command
 from pretrain.utils.env_check import check_variables
-from pretrain.utils.files import write_atomically
+from pretrain.utils.files import refuse_other_kind, write_atomically
 from pretrain.utils.format import log_line
 
 if TYPE_CHECKING:
@@ -45,6 +49,8 @@ class EvaluationOptions:
     """read the tasks' data sets from here instead of the hub"""
     step: NonNegativeInt | None = None
     """which checkpoint of a run (default: the newest valid one)"""
+    last: PositiveInt = 1
+    """score so many of a run's newest checkpoints, and report the means of their scores, which vary less"""
     limit: PositiveInt | None = None
     """at most this many items of each task, for a first look"""
     batch_tokens: PositiveInt | None = None
@@ -53,6 +59,9 @@ class EvaluationOptions:
     """to compute in: float32, bfloat16, float16 (default: as exported; float32, on GPUs TF32, for a run)"""
     out: str | None = None
     """where to write the results as JSON (default: inside the folder)"""
+    follow: bool = False
+    """score each new checkpoint of a run that trains elsewhere, until the run ends; the scores go into its
+    evaluation.jsonl"""
 
 
 @declared()
@@ -83,7 +92,11 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "--data_dir DIR saves the tasks' data sets.",
     )
     check_variables("hub")
-    check_model(options.model, options.step)
+    earlier = _earlier_steps(options)
+    if options.follow:
+        check_followed(options)
+    else:
+        check_model(options.model, options.step)
     data_dir = check_data_dir(options.data_dir or None)
     check_tasks(options.tasks, options.include_path)
     from pretrain.engine.deepspeed_logging import quiet_libraries
@@ -92,10 +105,13 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     import lm_eval.utils
     import torch
 
+    from pretrain.evaluation.follow import follow, settings_of, stop_at_signal
     from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.evaluation.scores import drop_subtasks, headline, load_tasks, score, task_manager
     from pretrain.hf.open_model import open_model
 
+    if "SLURM_JOB_ID" in os.environ:  # of slurm/evaluate.sh, ahead of its time limit
+        stop_at_signal(options.follow)
     world = _join_ranks()
     # Rank 0 reads some ten thousand files for all.
     manager = world.on_rank_zero(lambda: task_manager(options.include_path))
@@ -104,24 +120,45 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     # settle.
     torch.set_float32_matmul_precision("high")
     loaded = load_tasks(tasks, manager, data_dir)  # before the model, so that missing data end it early
-    opened = open_model(options.model, options.step, getattr(torch, options.dtype) if options.dtype else None)
-    model = ZeroShotModel(opened.logits, opened.tokenizer, opened.context_length, world, options.batch_tokens)
-    results = score(model, loaded, options.limit, shots=options.num_fewshot)
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+
+    def score_step(step: int | None) -> tuple[ZeroShotModel, int | None, dict[str, Any]]:
+        opened = open_model(options.model, step, dtype)
+        length, batch_tokens = opened.context_length, options.batch_tokens
+        model = ZeroShotModel(opened.logits, opened.tokenizer, length, world, batch_tokens)
+        return model, opened.step, score(model, loaded, options.limit, shots=options.num_fewshot)
+
+    if options.follow:
+        follow(
+            Path(options.model),
+            settings_of(options, tasks),
+            lambda step: headline(score_step(step)[2]),
+            world,
+        )
+        return
+    scored = [headline(score_step(step)[2]) for step in earlier]
+    model, step, results = score_step(options.step)
+    scored.append(headline(results))
+    figures = {name: fmean(each[name] for each in scored) for name in scored[-1]}
     if not world.is_main:
         return
     print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
     if model.truncated:
         too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
         print(log_line("note", f"{too_long} and cut on the left"))
-    where = "evaluation.json" if opened.step is None else f"evaluation/step_{opened.step:06d}.json"
+    if earlier:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        print(log_line("means", f"of {len(scored)} checkpoints, the table's and those before it: {shown}"))
+    where = "evaluation.json" if step is None else f"evaluation/step_{step:06d}.json"
     out = Path(options.out or Path(options.model, where))
     theirs = out.with_name(f"{out.stem}.lm_eval.json")
     record = {
         "model": options.model,
-        "step": opened.step,
+        "step": step,
+        "earlier_steps": earlier,
         "tasks": tasks,
         "limit": options.limit,
-        "figures": headline(results),
+        "figures": figures,
         "results": results["results"],
         "items": results["n-samples"],
         "shots": results["n-shot"],
@@ -137,6 +174,48 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     except OSError as error:
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
     print(log_line("wrote", f"{out}; as lm-eval writes it: {theirs}"))
+
+
+def _earlier_steps(options: EvaluationOptions) -> list[int]:
+    """Steps of the checkpoints that are scored besides the newest, ascending.
+
+    Raises:
+        UserError: there are too few, or --last does not go with the other flags.
+    """
+    if options.last == 1:
+        return []
+    if options.follow or options.step is not None:
+        other = "--follow" if options.follow else "--step"
+        raise UserError(f"last: {options.last} was given with {other}; leave one of both out")
+    steps = checkpoint_steps(Path(options.model)) if is_run(Path(options.model)) else []
+    if len(steps) < options.last:
+        valid = f"it has {len(steps)} checkpoints" if steps else "give a run's folder"
+        raise UserError(f"last: {options.last} is not valid for {options.model!r}; {valid}")
+    return steps[-options.last : -1]
+
+
+def check_followed(options: EvaluationOptions) -> None:
+    """Refuse to follow what is not, and will not be, a run.
+
+    Raises:
+        UserError: a folder of another kind, flags that are for one checkpoint.
+    """
+    for name in ("step", "out"):
+        if getattr(options, name) is not None:
+            raise UserError(
+                f"{name}: {getattr(options, name)} was given, but --follow scores each checkpoint into "
+                "evaluation.jsonl; leave one of both out"
+            )
+    folder = Path(options.model)
+    refuse_other_kind(folder, "run", "model")
+    if is_run(folder):
+        if checkpoint_steps(folder):
+            check_model(folder, None)
+    elif not folder.parent.is_dir():
+        raise UserError(
+            f"model: {str(folder.parent)!r} is not a folder; give a run that trains, or will, such as "
+            "runs/NAME"
+        )
 
 
 def _to_lm_eval_record(options: EvaluationOptions, results: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import Tensor
 
+from model.errors import UserError
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.runtime.world import World
 
@@ -210,10 +211,15 @@ class ZeroShotModel(TemplateLM):
         return [(score, greedy) for _, score, greedy in ordered]
 
     def _row(self, index: int, context: list[int], scored: list[int]) -> Row:
+        if len(scored) > self.max_length:  # lm-eval's own models raise an AssertionError
+            raise UserError(
+                f"tasks: an answer of {len(scored):,} tokens is longer than the context of "
+                f"{self.max_length:,}; leave its task out, or give a model with a longer context"
+            )
         whole = context + scored
         self.truncated += len(whole) > self.max_length + 1
         inputs = whole[-(self.max_length + 1) : -1]
-        return index, inputs, scored[-len(inputs) :]
+        return index, inputs, scored
 
     def _batches(self, rows: list[Row]) -> list[list[Row]]:
         """Rows of similar length together, longest first: a batch that does not fit fails at the start."""

@@ -58,7 +58,7 @@ class HeadScheduleConfig(PreTrainedConfig):
     norm_eps: float = 1e-5
     norm_bias: bool = False
     attention_bias: str = "none"
-    """none; output: the output projection has a bias; all: q, k, v and the output projection have one."""
+    """none; output: the output projection has a bias; qkv: q, k and v have one; all: all four."""
     mlp_bias: bool = False
     positions: str = "rope"
     """rope (rotate-half pairs, as Llama) or learned (an embedding of the position)."""
@@ -67,7 +67,7 @@ class HeadScheduleConfig(PreTrainedConfig):
     partial_rotary: float | list[float] = 1.0
     """Share of a head's dims that is rotated, from the first on, of all layers or of each."""
     rotary_scaling: dict[str, Any] | None = None
-    """Llama 3.1's longer wavelengths: factor, low_freq_factor, high_freq_factor, original_context_length."""
+    """Longer wavelengths: type (llama3, linear or yarn), factor, and what else the type needs."""
     qk_norm: str = "none"
     """RMS norm of every query and key head, before the rotation: none, plain, or weighted."""
     attention_gate: str = "none"

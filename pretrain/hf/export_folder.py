@@ -32,7 +32,7 @@ from pretrain.utils.format import log_line
 from pretrain.utils.malloc import return_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CODE_FILES = ("configuration_head_schedule.py", "modeling_head_schedule.py")
+CODE_FILES = tuple(f"{part}_head_schedule.py" for part in ("configuration", "modeling", "rotary"))
 
 
 def export_run(

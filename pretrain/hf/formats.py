@@ -1,8 +1,9 @@
-"""The four Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
+"""The Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
 
 ``native`` is the architecture shipped beside this file, for any model; ``llama`` is transformers' own
-LlamaForCausalLM, ``qwen3`` its Qwen3ForCausalLM, both zero-padded where layers differ; ``gpt2`` its
-GPT2LMHeadModel. The last three need no remote code. Exports and imports read the same tables.
+LlamaForCausalLM, ``qwen3`` its Qwen3ForCausalLM, both zero-padded where layers differ; ``gpt2``, ``mistral``,
+``qwen2`` and ``smollm3`` are its classes, too, for models that are one. All but the first need no remote
+code. Exports and imports read the same tables.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from model.config import ModelConfig
 from model.declared import to_dict
 from model.errors import UserError
 from model.parameters import parameter_specs
-from pretrain.config.hf_config_file import FORMATS, LLAMA3, LLAMA_LIKE, SETTINGS, VALUES, Format
+from model.schedules import YarnScaling
+from pretrain.config.hf_config_file import FORMATS, LLAMA_LIKE, ROPE_TYPES, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import choose_padding, pad_parameter, padded_model
 
 ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM"}
-ARCHITECTURES |= {"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
+ARCHITECTURES |= {"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel", "mistral": "MistralForCausalLM"}
+ARCHITECTURES |= {"qwen2": "Qwen2ForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
 CLASSIFIERS = {
     chosen: name.replace("ForCausalLM", "ForSequenceClassification").replace(
         "LMHeadModel", "ForSequenceClassification"
@@ -74,21 +77,32 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
         return []
     problems = []
     defaults = {item.name: item.default for item in fields(ModelConfig)}
-    switches = defaults | BLOCKS[chosen]
+    switches = defaults | BLOCKS.get(chosen, {})
     for name, theirs in SETTINGS.items():
         valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
         # No learned positions have a base; Llama and Qwen3 have the scaling in their rope_parameters.
         held = name == "rope_scaling" and chosen != "gpt2"
-        held |= name == "rope_base" and isinstance(model.rope_base, float)
+        held |= name == "rope_base" and (isinstance(model.rope_base, float) or chosen == "smollm3")
         if theirs[chosen] is None and not held:
             valid = [switches[name]]
         if valid and getattr(model, name) not in valid:
             problems.append(f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})")
     windows = {window for window in model.local_window or () if window is not None}
-    if len(windows) > (chosen == "qwen3"):
-        problems.append(f"local_window ({'one window' if chosen == 'qwen3' else 'no window'})")
+    windowed = chosen in ("qwen2", "qwen3", "smollm3")
+    if chosen == "mistral":
+        if len(windows) != 1 or None in (model.local_window or ()):
+            problems.append("local_window (the same in every layer)")
+    elif len(windows) > windowed:
+        problems.append(f"local_window ({'one window' if windowed else 'no window'})")
+    if chosen in LLAMA_LIKE and model.positions == "rope":
+        bases = {_bases(model)[layer] for layer in model.attention_layers}
+        if len(bases - {None}) > 1 or (None in bases) != (chosen == "smollm3"):
+            problems.append(f"rope_base (one{', and null' if chosen == 'smollm3' else ' for all layers'})")
+    dims = {model.layer_head_dim(layer) for layer in model.attention_layers}
+    if isinstance(model.rope_scaling, YarnScaling) and chosen == "llama" and len(dims) > 1:
+        problems.append("head_dim (the same in every layer, with yarn)")  # its ramp depends on the dims
     # Norms of padded heads would be of other lengths.
-    if chosen == "qwen3" and len({model.layer_head_dim(layer) for layer in model.attention_layers}) > 1:
+    if chosen == "qwen3" and len(dims) > 1:
         problems.append("head_dim (the same in every layer)")
     if chosen == "gpt2":
         if not is_uniform(model):
@@ -98,6 +112,10 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
         elif model.attention_width(0) != model.d_model:
             problems.append("head_dim (d_model / heads)")
     return problems
+
+
+def _bases(model: ModelConfig) -> list[float | None]:
+    return [model.layer_base(layer) for layer in range(model.num_layers)]
 
 
 def is_uniform(model: ModelConfig) -> bool:
@@ -205,7 +223,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
     Raises:
         UserError: llama or qwen3, and no uniform shape holds the layers.
     """
-    from transformers import GPT2Config, LlamaConfig, Qwen3Config
+    import transformers
 
     settings: dict[str, Any] = {
         **extra,
@@ -220,7 +238,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             settings[theirs] = to_dict(value)
     layers = range(model.num_layers)
     if chosen == "gpt2":
-        return GPT2Config(
+        return transformers.GPT2Config(
             n_layer=model.num_layers,
             n_head=model.heads[0],
             # Trained without dropout; GPT-2's own default is 0.1.
@@ -231,20 +249,29 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             **settings | {"n_ctx": model.context_length},
         )
     if chosen in LLAMA_LIKE:
-        settings["rope_theta"] = model.rope_base
+        settings["rope_theta"] = next((base for base in _bases(model) if base), model.rope_base)
     windows = [model.layer_window(layer) for layer in layers]
     usual = mode(window for window in windows[::-1] if window) if any(windows) else None
     kinds = [_SLIDING if window else "full_attention" for window in windows]
     if chosen in LLAMA_LIKE:
         if model.rope_scaling is not None:
-            named = {theirs: getattr(model.rope_scaling, ours) for ours, theirs in LLAMA3.items()}
-            rope = {"rope_type": "llama3", "rope_theta": settings.pop("rope_theta"), **named}
+            given, kind = to_dict(model.rope_scaling), model.rope_scaling.type
+            named = {
+                theirs: given[ours] for ours, theirs in ROPE_TYPES[kind].items() if given[ours] is not None
+            }
+            rope = {"rope_type": kind, "rope_theta": settings.pop("rope_theta"), **named}
             settings["rope_parameters"] = rope
         padding = choose_padding(model)
-        if chosen == "qwen3":
+        if chosen in ("qwen2", "qwen3", "smollm3"):
             settings |= {"use_sliding_window": usual is not None, "sliding_window": usual}
-            settings |= {"layer_types": kinds, "max_window_layers": [*kinds, _SLIDING].index(_SLIDING)}
-        return (Qwen3Config if chosen == "qwen3" else LlamaConfig)(
+            settings |= {"layer_types": kinds}
+        if chosen in ("qwen2", "qwen3"):
+            settings |= {"max_window_layers": [*kinds, _SLIDING].index(_SLIDING)}
+        if chosen == "mistral":
+            settings["sliding_window"] = usual
+        if chosen == "smollm3":
+            settings["no_rope_layers"] = [int(base is not None) for base in _bases(model)]
+        return getattr(transformers, ARCHITECTURES[chosen]).config_class(
             num_hidden_layers=model.num_layers,
             num_attention_heads=padding.heads,
             num_key_value_heads=padding.kv_heads,

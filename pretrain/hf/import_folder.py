@@ -1,4 +1,4 @@
-"""Imports a Llama, Qwen3, GPT-2 or native Hugging Face folder as a run to continue pretraining from.
+"""Imports a Hugging Face folder of one of our formats as a run to continue pretraining from.
 
 The run holds one checkpoint, of step 0, unsharded: weights without optimizer state.
 """
@@ -26,7 +26,7 @@ from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, the
 from pretrain.hf.formats import folder_tensors, is_transposed, parameter_shapes
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import new_folder
-from pretrain.hf.open_model import load_exported, load_exported_tokenizer
+from pretrain.hf.open_model import load_as_written, load_exported, load_exported_tokenizer
 from pretrain.run.resume import IMPORTED
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
@@ -34,7 +34,8 @@ from pretrain.utils.format import log_line
 
 
 def import_folder(folder: Path, run_folder: Path) -> None:
-    """Make a run from *folder* and compare its logits with the folder's. Prints what was done.
+    """Make a run from *folder* and compare its logits with those of transformers, which reads the folder
+    itself. Prints what was done.
 
     Memory: one copy of the weights in fp32 (the folder's, then ours), and about one tensor.
 
@@ -48,10 +49,10 @@ def import_folder(folder: Path, run_folder: Path) -> None:
     with new_folder(run_folder, kind="run") as created:
         network = load_exported(folder, torch.float32)
         _write_run(created, run_folder, model, tokenizer, network)
+        del network  # never two copies
         run = SavedRun.open(created)
         tokens, _ = run.real_tokens(WINDOWS, min(model.context_length, MAX_LENGTH))
-        theirs = their_logits(network, tokens)[..., : model.vocab_size]
-        del network  # before ours is loaded: never two copies
+        theirs = their_logits(load_as_written(folder), tokens)[..., : model.vocab_size]
         print(log_line("logits", compare(our_logits(run.load_model(), tokens), theirs, torch.float32)))
     print(
         log_line(

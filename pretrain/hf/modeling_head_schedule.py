@@ -33,8 +33,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_head_schedule import HeadScheduleConfig, block_width, layer_rotary, layer_window
-
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h]
+from .rotary_head_schedule import HeadScheduleRotaryEmbedding, Rotation
 
 
 class HeadScheduleBiasedNorm(nn.RMSNorm):
@@ -57,44 +56,6 @@ def build_norm(config: HeadScheduleConfig, width: int) -> nn.Module:
     return kind(width, eps=config.norm_eps)
 
 
-class HeadScheduleRotaryEmbedding(nn.Module):
-    """Cosines and sines of every position, for each number of rotated dims and base that some layer has.
-
-    The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be
-    wrong by several radians. So they are kept as integers of the same bits, which no cast touches.
-    """
-
-    def __init__(self, config: HeadScheduleConfig) -> None:
-        super().__init__()
-        self.scaling = config.rotary_scaling
-        layers = range(config.num_hidden_layers)
-        self.kinds = sorted({kind for layer in layers if (kind := layer_rotary(config, layer)) is not None})
-        for index, kind in enumerate(self.kinds):
-            self.register_buffer(f"frequencies_{index}", self.frequencies(*kind), persistent=False)
-
-    def frequencies(self, dims: int, base: float) -> Tensor:
-        """Bits of the angle per position of each pair, int32 [dims / 2]; computed on the CPU, the same for
-        every device."""
-        exponents = torch.arange(0, dims, 2, device="cpu", dtype=torch.float32) / dims
-        frequencies = 1.0 / base**exponents
-        if self.scaling is not None:
-            low, high = self.scaling["low_freq_factor"], self.scaling["high_freq_factor"]
-            waves = self.scaling["original_context_length"] * frequencies / (2 * math.pi)
-            kept = ((waves - low) / (high - low)).clamp(0, 1)
-            frequencies = frequencies * (kept + (1 - kept) / self.scaling["factor"])
-        return frequencies.view(torch.int32)
-
-    @torch.no_grad()
-    def forward(self, position_ids: Tensor) -> dict[tuple[int, float] | None, Rotation]:
-        """Position ids [B or 1, T] -> by rotated dims and base, cosines and sines [B or 1, T, dims], fp32."""
-        rotations: dict[tuple[int, float] | None, Rotation] = {}
-        for index, kind in enumerate(self.kinds):
-            frequencies = getattr(self, f"frequencies_{index}").view(torch.float32)
-            angles = (position_ids[..., None].float() * frequencies).repeat(1, 1, 2)
-            rotations[kind] = (angles.cos(), angles.sin())
-        return rotations
-
-
 class HeadScheduleAttention(nn.Module):
     """Causal attention with the layer's own head count, head dim and window."""
 
@@ -114,11 +75,11 @@ class HeadScheduleAttention(nn.Module):
         hidden = block_width(config, layer_idx)
         width = layer.num_attention_heads * self.head_dim
         kv_width = layer.num_key_value_heads * self.head_dim
-        qkv_bias = config.attention_bias == "all"
+        qkv_bias = config.attention_bias in ("qkv", "all")
         self.q_proj = nn.Linear(hidden, width, bias=qkv_bias)
         self.k_proj = nn.Linear(hidden, kv_width, bias=qkv_bias)
         self.v_proj = nn.Linear(hidden, kv_width, bias=qkv_bias)
-        self.o_proj = nn.Linear(width, hidden, bias=config.attention_bias != "none")
+        self.o_proj = nn.Linear(width, hidden, bias=config.attention_bias in ("output", "all"))
         self.gated = config.attention_gate
         if self.gated != "none":
             gates = width if self.gated == "element" else layer.num_attention_heads

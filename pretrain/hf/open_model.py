@@ -14,6 +14,7 @@ from torch import Tensor
 from model.errors import UserError
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import is_run
+from pretrain.config.hf_config_file import Format
 from pretrain.data.tokenizer import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
 from pretrain.hf.formats import ARCHITECTURES, folder_config, folder_shapes
 from pretrain.hf.model_folder import check_folder, check_model, read_weights
@@ -83,23 +84,45 @@ def load_exported(folder: str | Path, dtype: torch.dtype | None = None) -> Any:
     Raises:
         UserError: as check_folder and read_weights; weights that are not finite.
     """
-    import transformers
-
-    from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
-
     described = check_folder(folder)
     weights = read_weights(folder, folder_shapes(described.model, described.format))
     stored = {weight.dtype for weight in weights.values()} - {torch.float64}
-    kind: Any = getattr(transformers, ARCHITECTURES[described.format], HeadScheduleForCausalLM)
-    network = kind.from_pretrained(
+    network = _network_class(described.format).from_pretrained(
         None,
-        config=folder_config(described.model, described.format, {}),
+        # Some classes have ids of special tokens by default, which a smaller vocabulary does not have.
+        config=folder_config(
+            described.model,
+            described.format,
+            dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        ),
         state_dict=weights,
         dtype=dtype or (stored.pop() if len(stored) == 1 else torch.float32),
         local_files_only=True,
     )
     refuse_not_finite(network, folder)
     return network.eval()
+
+
+def load_as_written(folder: str | Path) -> Any:
+    """Load the model of a Hugging Face folder in fp32 on the CPU as a user of transformers does: its class
+    reads config.json and the weights itself. Code in the folder is not run.
+
+    Raises:
+        UserError: as check_folder; weights that are not finite.
+    """
+    described = check_folder(folder)
+    kind = _network_class(described.format)
+    network = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    refuse_not_finite(network, folder)
+    return network.eval()
+
+
+def _network_class(chosen: Format) -> Any:
+    import transformers
+
+    from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
+
+    return getattr(transformers, ARCHITECTURES[chosen], HeadScheduleForCausalLM)
 
 
 def refuse_not_finite(network: torch.nn.Module, folder: str | Path) -> None:

@@ -1,4 +1,8 @@
-"""Reads and writes metrics.jsonl: one JSON object a line, a line a step, written as soon as it is known."""
+"""Reads and writes metrics.jsonl: one JSON object a line, a line a step, written as soon as it is known.
+
+The trainer alone writes it. Scores of checkpoints that another process computes are in evaluation.jsonl, of
+the same form; whoever reads a run's folder reads both.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,9 @@ from model.errors import UserError, quote
 from pretrain.utils.files import atomic_file, open_regular
 
 FILE_NAME = "metrics.jsonl"
+EVALUATION_NAME = "evaluation.jsonl"
+OF_SCORES = ("checkpoint", "scored")
+"""Names of its rows that say what was scored, and how; they are no figures."""
 TAIL = 1 << 16
 """Bytes at the end of a file that hold at least one whole row."""
 MOST_BYTES = 1 << 24
@@ -260,7 +267,18 @@ def _read_step(line: bytes) -> int:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows in the order of the file. Raises UserError for a figure that is not a number."""
+    """The rows in the order of the file; of a run's folder also those of evaluation.jsonl, up to the step
+    that the run has reached. Raises UserError for a figure that is not a number."""
+    yield from read_rows(path)
+    if (scored := path / EVALUATION_NAME).exists():
+        reached = last_step(path)
+        for row in read_rows(scored):
+            if row["step"] <= reached:
+                yield {name: value for name, value in row.items() if name not in OF_SCORES}
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of one file as they were written. Raises UserError for a figure that is not a number."""
     for number, line in enumerate(_lines(path), 1):
         try:
             yield cast(dict[str, Any], _ROW.validate_json(line))

@@ -32,7 +32,7 @@ from pretrain.utils.format import log_line, print_lines
 from pretrain.utils.parsing import read_json
 
 RECORD = "mirror.json"
-OF_THE_RUN = ("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl")
+OF_THE_RUN = ("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl", "evaluation.jsonl")
 """What a run that was lost cannot be understood without, copied with each checkpoint."""
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""

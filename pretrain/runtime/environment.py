@@ -229,17 +229,23 @@ def continue_command(arguments: list[str], steps: int) -> str | None:
 
 def _command(arguments: list[str]) -> list[str]:
     """What started this session with *arguments*: the sbatch line of a job, else the launcher as it was
-    typed, or, where that runs on another machine, what the environment shows of it."""
+    typed, or, where that runs on another machine, what the environment shows of it. Without a launcher the
+    process itself, as it was typed: ``deepspeed`` would start a rank for each GPU."""
     if (submitted := os.environ.get("SUBMIT_LINE")) is not None:  # by slurm/launch.sh
         return shlex.split(submitted)
+    commands = []
     for launcher in reversed(find_launchers()):  # the outermost first
         with contextlib.suppress(psutil.Error):  # it has ended
-            command = launcher.cmdline()
-            # On other machines deepspeed starts this module of its own.
-            own = any(part.endswith(".launcher.launch") for part in command)
-            if command[-len(arguments) :] == arguments and not own:
-                return _to_typed_command(command)
-    return [*_launcher_of_environment(), *arguments]
+            commands.append(launcher.cmdline())
+    # RANK and WORLD_SIZE are set by then, also without a launcher.
+    alone = read_environment().size == 1 and not {"LOCAL_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys()
+    for command in [*commands, *([sys.orig_argv] if alone else [])]:
+        # On other machines deepspeed starts this module of its own.
+        own = any(part.endswith(".launcher.launch") for part in command)
+        if command[len(command) - len(arguments) :] == arguments and not own:
+            return _to_typed_command(command)
+    # A program of the user's has called train.
+    return [*(["python", "-m", "pretrain.main"] if alone else _launcher_of_environment()), *arguments]
 
 
 def _to_typed_command(command: list[str]) -> list[str]:

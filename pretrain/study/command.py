@@ -194,6 +194,7 @@ def _power(study: Study, options: argparse.Namespace) -> None:
 
 
 def _report(study: Study) -> None:
+    refuse_other_kind(study.folder, "study", "out")
     if study.recorded is None and not study.folder.is_dir():
         raise UserError(
             f"study: {quote(str(study.folder))} does not exist; run it first: {study.command('run')}"

@@ -45,7 +45,9 @@ def refuse(key: str, value: object, valid: str) -> NoReturn:
 
 
 def label(value: Any) -> str:
-    """A value as part of a run's name."""
+    """A value as part of a run's name; true, false and null as a study file spells them."""
+    if value is None or type(value) is bool:
+        return json.dumps(value)
     if isinstance(value, list):
         return ",".join(map(label, value))
     return f"{value:g}" if type(value) is float else str(value)

@@ -81,7 +81,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "stage": {"2": "", "1": "", "3": ""},
     "offload": {"false": "", "true": ""},
     "sequence_parallel": {"false": "", "true": "--sequence_parallel true"},
-    "ranks": {"1": "", "2": "", "t=2": "--tensor_parallel 2"},
+    "ranks": {"1": "", "2": "", "t=2": "--tensor_parallel 2", "c=2": "--context_parallel 2"},
     "compile": {"false": "--compile false", "true": "--compile true"},
 }
 
@@ -105,6 +105,7 @@ INFEASIBLE: list[tuple[Configuration, str]] = [
     ({"classification": "true", "z_loss": "0.01"}, "^z_loss: is for language models"),
     ({"classification": "true", "document_mask": "true"}, "^document_mask: True does not go with --task"),
     ({"classification": "true", "sequence_parallel": "true"}, "^sequence_parallel: True does not go with"),
+    ({"classification": "true", "ranks": "c=2"}, "^context_parallel: 2 does not go with --task"),
     ({"classification": "true", "validation.data": "other"}, "^validation.data: .* does not go with --task"),
     ({"stage": "3", "compile": "true"}, "^compile: true is not valid at ZeRO stage 3"),
     ({"stage": "3", "fused": "all"}, "^fused: all is not valid at ZeRO stage 3"),

@@ -41,6 +41,19 @@ BAD = {
         "rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 4}
         | {"original_context_length": 8},
     },
+    "rope_scaling.beta_fast: 2 … above beta_slow, 2": {
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 2,
+            "original_context_length": 8,
+            "beta_fast": 2,
+            "beta_slow": 2,
+        }
+    },
+    "rope_base: 1 … give a base above 1": {
+        "rope_base": 1,
+        "rope_scaling": {"type": "yarn", "factor": 2, "original_context_length": 8},
+    },
     "base_width: missing … needs the d_model of its rates": {"parametrization": "mup"},
     "base_width: … takes none; leave it out": {"base_width": 16},
     "attention_scale: 'sqrt_head_dim' … head_dim or constant": {"parametrization": "mup", "base_width": 16},
@@ -78,7 +91,7 @@ WRONG = [
     ("attention_scale_base logit_softcap", [0, -1.0, math.inf, True, "1"]),
     ("base_width", [0, 48.5, True, "48"]),
     ("z_loss", [-1.0, math.nan, True, "1", None]),
-    ("rope_scaling", [1, "llama3", [], SCALING | {"type": "yarn"}, SCALING | {"factor": 0}]),
+    ("rope_scaling", [1, "llama3", [], SCALING | {"type": "longrope"}, SCALING | {"factor": 0}]),
     ("ffn_width", [-1, 2**31, 48.5, True, "x", None, math.nan, (), (48, -1, 48), (48, 1.0, 48)]),
     ("block_width", [0, -1, 2**31, 48.5, True, "x", math.nan, (), (48, 0, 48)]),
     ("heads kv_heads head_dim local_window", [8, (2, -1, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),

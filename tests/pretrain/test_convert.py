@@ -56,7 +56,7 @@ def native(prism, tmp_path_factory):
 def test_the_folder_has_everything(native):
     names = {path.name for path in native.iterdir()}
     settings = {"README.md", "config.json", "generation_config.json"}
-    code = {"configuration_head_schedule.py", "modeling_head_schedule.py"}
+    code = {f"{part}_head_schedule.py" for part in ("configuration", "modeling", "rotary")}
     tokenizer = {"tokenizer.model", "tokenizer.json", "tokenizer_config.json"}
     assert names == {"model.safetensors", "export.json"} | settings | code | tokenizer
     card = (native / "README.md").read_text()

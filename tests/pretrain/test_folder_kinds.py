@@ -77,6 +77,7 @@ COMMANDS: dict[str, tuple[str, Callable[..., str]]] = {
     "train": ("run", train),
     "study run": ("study", make_caller(study.main, "run", "{top}/x.yaml", "--out", "{folder}")),
     "study task": ("study", make_caller(study.main, "task", "{top}/x.yaml", "0", "--out", "{folder}")),
+    "study report": ("study", make_caller(study.main, "report", "{top}/x.yaml", "--out", "{folder}")),
     "prepare": ("corpus", make_caller(prepare.main, "--text", "{top}/a.txt", "--out", "{folder}")),
     "labelled": (
         "corpus",

@@ -21,7 +21,8 @@ LAUNCHER_VARIABLES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "
 EIGHT = "RANK=0 WORLD_SIZE=8"
 # What the launcher told the ranks, and the command that starts them again.
 LAUNCHERS = {
-    "": "deepspeed",
+    "": "python -m",
+    "LOCAL_SIZE=1": "deepspeed",
     "LOCAL_SIZE=4": "deepspeed --num_accelerators 4",
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=0,1": "deepspeed --num_accelerators 2",
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=2,3": "deepspeed --include localhost:2,3",
@@ -61,6 +62,32 @@ def test_the_launcher_that_was_used_is_printed(monkeypatch, line, begins):
     monkeypatch.setattr(environment, "find_launchers", lambda: [own, other])
     command = continue_command(["--local_rank=0", "--seed", "3", "--steps", "12"], 24)
     assert command == " ".join([begins, *line.split(begins.split()[-1], 1)[1].split(), "--seed 3 --steps 24"])
+
+
+ALONE = [
+    "/e/bin/python /e/bin/head-schedules train",
+    "/e/bin/python3.12 -m pretrain.main",
+    "/e/bin/python pretrain/main.py",
+]
+
+
+@pytest.mark.parametrize("line", ALONE)
+@pytest.mark.parametrize("given", ["", "--seed 3 --steps 12"])
+def test_one_process_is_continued_by_the_command_that_started_it(monkeypatch, line, given):
+    """The launcher would start a rank for each GPU."""
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)  # by the run itself, for the process group
+    monkeypatch.setattr(environment.shutil, "which", lambda name: name if name == "head-schedules" else None)
+    monkeypatch.setattr(environment.sys, "orig_argv", [*line.split(), *given.split()])
+    command = continue_command(given.split(), 24)
+    assert (
+        command
+        == f"{line.removeprefix('/e/bin/python ' if 'head' in line else '').removeprefix('/e/bin/')}"
+        + (" --seed 3" if given else "")
+        + " --steps 24"
+    )
 
 
 @pytest.mark.parametrize("line", ["", "env DATA='a b' sbatch --nodes=2 slurm/124m.sh --steps 4 --seed 3"])

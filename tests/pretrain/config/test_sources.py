@@ -261,6 +261,17 @@ def test_a_value_that_no_setting_takes_is_named(settings, said):
         recipe("micro", **settings) if all(isinstance(key, str) for key in settings) else flatten(settings)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [(100, "100"), (np.int64(100), "100"), ("1e2", 100.0, "100"), (100.5, "100.5"), (True, "true")],
+    ids=str,
+)
+def test_keys_that_are_one_are_rejected_in_python(keys):
+    """YAML's are rejected as they are read; JSON, in which a request is saved, would keep the last alone."""
+    with refused("growth.schedule: ", "is given twice; keep one"):
+        recipe("micro", growth={"criterion": "schedule", "schedule": dict.fromkeys(keys, "2x4")})
+
+
 def test_null_unsets_a_text_by_a_flag():
     given = ["--config", "micro", "--name", "x", "--checkpoint.mirror", "file:///a", "--validation.data", "y"]
     run = parse_command_line(

@@ -285,11 +285,11 @@ GRADIENT = "--growth.criterion gradient --growth.interval 2 --growth.calibration
 @pytest.mark.parametrize(
     ("criterion", "splits"),
     [
-        (INCRT, [(1, 8), (2, 1)]),
+        (INCRT, [(1, 8), (2, 1), (2, 8, 2)]),
         *slow(
             [
-                (f"{GRADIENT} --document_mask true", [(1, 8), (1, 1), (2, 2)]),
-                (f"{INCRT} --tensor_parallel 2 --growth.head_dim 12", [(2, 8), (4, 2)]),
+                (f"{GRADIENT} --document_mask true", [(1, 8), (1, 1), (2, 2), (2, 4, 2), (4, 1, 4)]),
+                (f"{INCRT} --tensor_parallel 2 --growth.head_dim 12", [(2, 8), (4, 2), (4, 4, 2)]),
             ]
         ),
     ],
@@ -297,9 +297,10 @@ GRADIENT = "--growth.criterion gradient --growth.interval 2 --growth.calibration
 def test_events_depend_neither_on_ranks_nor_on_the_micro_batch(small_folder, tmp_path, criterion, splits):
     """At a rate at which rounding does not grow."""
     events, figures = [], []
-    for ranks, micro_batch in splits:
+    for ranks, micro_batch, *context in splits:
         flags = f"{criterion} --growth.maximum 3 --micro_batch {micro_batch} --optimizer.learning_rate 3e-4"
-        run = growing(small_folder, tmp_path / f"{ranks}-{micro_batch}", flags, steps=8)
+        flags += "".join(f" --context_parallel {c}" for c in context)
+        run = growing(small_folder, tmp_path / f"{ranks}-{micro_batch}-{context}", flags, steps=8)
         assert run_distributed(session, ranks, run, timeout=120)[0] == ([], None)
         found = read_state(run.folder / "checkpoints/step_000008").record("growth")["events"]
         rows = [row for row in curve(run.folder) if "growth/gamma/layer_0" in row]

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from model.sampling import make_cached_predictor, sample
+from pretrain.hf.export_folder import CODE_FILES
 from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
@@ -110,7 +111,7 @@ def test_the_shipped_code_loads_by_itself(folders):
     ids = tokens(2, 64)
     with torch.no_grad():
         assert relative(theirs(ids).logits, network("prism")(ids)) <= FP32
-    for file in ("configuration_head_schedule.py", "modeling_head_schedule.py"):
+    for file in CODE_FILES:
         code = (folders("prism") / file).read_text()
         assert "import pretrain" not in code and "from pretrain" not in code and "from model" not in code
 

@@ -92,6 +92,23 @@ def test_any_setting_is_varied_and_named_by_its_values(setting, values):
     assert Counter(map(str, own)) == Counter(map(str, 2 * values))
 
 
+@pytest.mark.parametrize(
+    ("setting", "values", "written"),
+    [
+        ("architecture.tie_embeddings", [True, False], "true - false"),
+        ("architecture.logit_softcap", [None, 30], "null - 30"),
+        ("optimizer.learning_rate", [1e-3, 0.5], "1e-3 - 0.50"),
+    ],
+)
+def test_levels_are_called_as_the_file_spells_them(setting, values, written):
+    """In contrasts, and as a baseline, in which YAML has read them as values."""
+    found = grid({setting: values, "steps": [10, 20]}, contrasts=[written])
+    assert sorted(found.contrasts[0].weights.values()) == [-0.5, -0.5, 0.5, 0.5]
+    if values[0] is not None:
+        control = grid({setting: values}, baseline=values[0]).variants
+        assert [each.control for each in control.values()].count(None) == 1
+
+
 def test_a_factor_beside_variants_is_crossed_with_them():
     found = study(
         method=None,

@@ -1,0 +1,182 @@
+"""Scores each new checkpoint of a run that trains in another job: ``--follow runs/NAME``.
+
+A row for each is written to evaluation.jsonl in the run's folder, of the form of metrics.jsonl; the trainer
+does not read it. A row names the checkpoint by the hash of its manifest, so that whoever is restarted scores
+only what is new. Nothing is held between two checkpoints: either job may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
+from pretrain.checkpoint.manifest import MANIFEST
+from pretrain.checkpoint.state import TrainingState, read_state
+from pretrain.metrics.file import EVALUATION_NAME, MetricsFile, read_rows
+from pretrain.run.folder import RunLock
+from pretrain.runtime.environment import report_progress
+from pretrain.runtime.world import World
+from pretrain.utils.format import log_line
+
+POLL_SECONDS = 10.0
+"""Between two looks at a run's folder."""
+CONTINUE = 75
+"""Exit code of a job that was asked to stop and is to be started again; see slurm/launch.sh."""
+
+Score = Callable[[int], dict[str, float]]
+"""Scores the checkpoint of a step, on every rank: values by ``task/metric``. Raises UserError for one that
+cannot be opened."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that is to be scored."""
+
+    step: int
+    identity: str
+    """Hash of its manifest, which lists the hashes of its files."""
+
+
+class Follower:
+    """What is left to score of a run.
+
+    Args:
+        folder: the run's; it need not exist yet.
+        settings: what the scores depend on, as a row keeps it. A checkpoint is scored once for each.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = folder, settings
+        self._file = MetricsFile(folder / EVALUATION_NAME)
+        self._passed_over: set[Found] = set()
+        self._scored: set[Found] | None = None
+
+    def read(self) -> None:
+        """Read what is scored already, and drop a line that was cut short."""
+        self._file.truncate_after(sys.maxsize)
+        rows = read_rows(self.folder / EVALUATION_NAME)
+        self._scored = {
+            Found(row["step"], row["checkpoint"])
+            for row in rows
+            if row.get("scored") == self.settings and isinstance(row.get("checkpoint"), str)
+        }
+
+    def next(self) -> Found | None:
+        """The oldest checkpoint that is neither scored nor passed over; None if there is none now."""
+        if self._scored is None:
+            if not self.folder.is_dir():
+                return None
+            self.read()
+        assert self._scored is not None
+        for step in checkpoint_steps(self.folder):
+            with suppress(OSError):  # pruned meanwhile
+                manifest = (checkpoint_path(self.folder, step) / MANIFEST).read_bytes()
+                found = Found(step, hashlib.sha256(manifest).hexdigest()[:16])
+                if found not in self._scored | self._passed_over:
+                    return found
+        return None
+
+    def pass_over(self, found: Found, problem: str) -> None:
+        """Report a checkpoint that cannot be scored, and do not look at it again."""
+        self._passed_over.add(found)
+        print(log_line("note", f"checkpoint of step {found.step:,} is passed over ({problem})"), flush=True)
+
+    def write(self, found: Found, state: TrainingState, scores: dict[str, float]) -> None:
+        """Note the scores of a checkpoint."""
+        assert self._scored is not None
+        row: dict[str, Any] = {"tokens": state.tokens, "checkpoint": found.identity, "scored": self.settings}
+        self._file.append(found.step, row | {f"evaluation/{name}": value for name, value in scores.items()})
+        self._file.close()
+        self._scored.add(found)
+
+    def finished(self) -> bool:
+        """Whether the run has all its steps, and a checkpoint of the last."""
+        steps = checkpoint_steps(self.folder)
+        if not steps:
+            return False
+        try:
+            state = read_state(checkpoint_path(self.folder, steps[-1]))
+        except UserError:
+            return False  # pruned or damaged
+        return state.step >= state.run.get("steps", sys.maxsize)
+
+
+def follow(folder: Path, settings: dict[str, Any], score: Score, world: World) -> None:
+    """Score every valid checkpoint of a run once, as they are written, until the run has ended. Collective.
+
+    Raises:
+        UserError: another process follows the run, or its folder cannot be written.
+    """
+    follower = Follower(folder, settings)
+    lock: list[RunLock] = []
+
+    def look() -> tuple[Found | None, bool]:
+        if not lock and folder.is_dir():
+            lock.append(RunLock(folder / "evaluation", "model", "model"))
+        ended = follower.finished()  # before: what is written meanwhile is found the next time
+        return follower.next(), ended
+
+    waiting = False
+    while True:
+        found, ended = world.on_rank_zero(look)
+        if found is None:
+            if ended:
+                break
+            if not waiting and world.is_main:
+                print(log_line("waiting", f"for checkpoints of {folder}"), flush=True)
+            waiting = True
+            time.sleep(POLL_SECONDS)
+            continue
+        waiting = False
+        _score_one(follower, found, score, world)
+    if world.is_main:
+        print(log_line("finished", f"{folder} has all its steps, and each checkpoint is scored"))
+    for held in lock:
+        held.release()
+
+
+def stop_at_signal(following: bool) -> None:
+    """Let SIGUSR1 end a process that follows a run with CONTINUE; others ignore it."""
+    signal.signal(signal.SIGUSR1, (lambda *_: sys.exit(CONTINUE)) if following else signal.SIG_IGN)
+
+
+def _score_one(follower: Follower, found: Found, score: Score, world: World) -> None:
+    began = time.monotonic()
+    try:
+        state = world.on_rank_zero(lambda: read_state(checkpoint_path(follower.folder, found.step)))
+        scores = score(found.step)
+    except UserError as error:  # on every rank: damaged, pruned meanwhile, or weights that are not finite
+        if world.is_main:
+            follower.pass_over(found, str(error))
+        return
+    if world.is_main:
+        follower.write(found, state, scores)
+        report_progress()
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        line = f"step {found.step:,}: {shown} ({time.monotonic() - began:.1f} s)"
+        print(log_line("scores", line), flush=True)
+
+
+def settings_of(options: Any, tasks: list[str]) -> dict[str, Any]:
+    """What the scores of a command line depend on, as JSON keeps it."""
+    settings: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                "tasks": tasks,
+                "limit": options.limit,
+                "num_fewshot": options.num_fewshot,
+                "dtype": options.dtype,
+            }
+        )
+    )
+    return settings

@@ -1,0 +1,146 @@
+"""Checkpoints of a run that trains elsewhere are each scored once, whatever is killed meanwhile."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from pretrain.evaluation import command, follow
+from pretrain.evaluation.follow import Follower
+from pretrain.metrics.file import EVALUATION_NAME, Columns, read_metrics
+from pretrain.plots.command import main as plot
+from tests.helpers.damage import damage
+from tests.helpers.exports import trained
+from tests.helpers.items import write_data_sets
+from tests.helpers.refusals import refusal
+from tests.helpers.training import alone
+
+SETTINGS = {"tasks": ["piqa"], "limit": None}
+
+
+@pytest.fixture(scope="module")
+def finished(small_folder, tmp_path_factory):
+    """A run with checkpoints of steps 4, 8 and 12, its last."""
+    more = "--checkpoint.keep_last 9 --architecture.context_length 128 --micro_batch 1"
+    return trained(small_folder, tmp_path_factory.mktemp("runs"), "run", more, ranks=1, stage=1).folder
+
+
+@pytest.fixture
+def run(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def scored_steps(folder, settings=SETTINGS, during=lambda step: None):
+    """Follow with a score that is a function of the step; the steps in the order in which they are scored."""
+    steps = []
+
+    def score(step):
+        during(step)
+        steps.append(step)
+        return {"piqa/acc": step / 100}
+
+    follow.follow(folder, settings, score, alone())
+    return steps
+
+
+def test_each_checkpoint_is_scored_once_as_it_comes(run, tmp_path):
+    """The run begins after its follower, and writes its last checkpoint while an earlier one is scored."""
+    last, here = run / "checkpoints/step_000012", tmp_path / "last"
+    last.rename(here)
+    run.rename(tmp_path / "later")
+    polls = iter(range(3))
+
+    def begin(seconds):
+        if next(polls) == 1:
+            (tmp_path / "later").rename(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follow.time, "sleep", begin)
+        assert scored_steps(run, during=lambda step: here.rename(last) if step == 8 else None) == [4, 8, 12]
+    assert scored_steps(run) == []
+    assert scored_steps(run, SETTINGS | {"limit": 2}) == [4, 8, 12], "other scores"
+
+
+def test_a_kill_loses_at_most_the_checkpoint_in_hand(run):
+    def kill(step):
+        if step == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored_steps(run, during=kill)
+    with (run / EVALUATION_NAME).open("a") as file:
+        file.write('{"step": 8, "evalu')  # killed while it wrote
+    assert scored_steps(run) == [8, 12]
+    rows = [json.loads(line) for line in (run / EVALUATION_NAME).read_text().splitlines()]
+    assert [(row["step"], row["evaluation/piqa/acc"]) for row in rows] == [(4, 0.04), (8, 0.08), (12, 0.12)]
+
+
+def test_damaged_and_pruned_checkpoints_are_passed_over(run, capsys):
+    damage(next((run / "checkpoints/step_000004").rglob("*.safetensors")), "flipped")
+
+    def score(step):
+        from pretrain.run.saved import SavedRun
+
+        if step == 8:
+            shutil.rmtree(run / "checkpoints/step_000008")
+        return {"piqa/acc": SavedRun.open(run, step).state.step / 100}
+
+    follow.follow(run, SETTINGS, score, alone())
+    printed = capsys.readouterr().out
+    assert "checkpoint of step 4 is passed over" in printed and "checkpoint of step 8 is passed" in printed
+    assert "step 12: piqa/acc 0.1200" in printed
+
+
+def test_readers_of_a_run_see_the_scores(run, tmp_path):
+    before = {row["step"]: row for row in read_metrics(run)}
+    scored_steps(run)
+    after = {row["step"]: row for row in read_metrics(run)}
+    assert after[8] == before[8] | {"evaluation/piqa/acc": 0.08} and after[7] == before[7]
+    steps, values = Columns(run)["evaluation/piqa/acc"]
+    assert steps.tolist() == [4, 8, 12] and np.allclose(values, [0.04, 0.08, 0.12])
+    assert "evaluation/piqa/acc" not in {name for row in read_metrics(run / "metrics.jsonl") for name in row}
+    assert plot([str(run), "--out", str(tmp_path / "plot.png")]) == 0
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:9]))  # the run has fallen back, and is at step 9
+    assert max(row["step"] for row in read_metrics(run) if "evaluation/piqa/acc" in row) == 8
+
+
+def test_a_retrained_step_is_scored_again(run):
+    scored_steps(run)
+    manifest = next((run / "checkpoints/step_000012").glob("*manifest*"))
+    manifest.write_text(manifest.read_text() + "\n")
+    follower = Follower(run, SETTINGS)
+    assert follower.next().step == 12 and follower.finished()
+
+
+def test_a_run_that_is_not_finished_is_waited_for(run):
+    shutil.rmtree(run / "checkpoints/step_000012")
+    follower = Follower(run, SETTINGS)
+    assert not follower.finished() and follower.next().step == 4
+    assert not Follower(run.parent / "nothing", SETTINGS).finished()
+
+
+def test_bad_input(run, tmp_path, capsys):
+    pytest.importorskip("lm_eval")
+
+    def line(*arguments):
+        return refusal(capsys, command.main, *arguments, "--follow", "--tasks", "piqa")
+
+    assert "--follow scores each checkpoint" in line(run, "--step", "8")
+    assert "is not a folder; give a run that trains" in line(tmp_path / "no/run")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text('{"model_type": "llama"}')
+    assert "not of" in line(tmp_path / "hf")
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_the_command(run, tmp_path):
+    pytest.importorskip("lm_eval")
+    given = [str(run), "--data_dir", str(write_data_sets(tmp_path / "data")), "--tasks", "piqa,arc_easy"]
+    assert command.main([*given, "--follow"]) == 0
+    assert command.main([*given, "--step", "8", "--out", str(tmp_path / "out.json")]) == 0
+    row = next(row for row in read_metrics(run) if row["step"] == 8)
+    for name, value in json.loads((tmp_path / "out.json").read_text())["figures"].items():
+        assert row[f"evaluation/{name}"] == value
