@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
@@ -149,9 +149,8 @@ class ModelConfig:
         if self.rope_scaling is not None and self.positions != "rope":
             raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
         if isinstance(self.rope_scaling, YarnScaling):
-            bases = self.rope_base if isinstance(self.rope_base, tuple) else (self.rope_base,)
-            for base in bases:
-                if base is not None and base <= 1:
+            for layer in self.attention_layers:
+                if (base := self.layer_base(layer)) is not None and base <= 1:
                     raise UserError(f"rope_base: {base:g} with rope_scaling 'yarn'; give a base above 1")
         if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
@@ -491,12 +490,8 @@ class ModelConfig:
 
     def difference(self, other: ModelConfig) -> list[str]:
         """One line ``field: value != other's value`` for every field that differs, in field order."""
-        lines = []
-        for field in dataclasses.fields(self):
-            value, other_value = getattr(self, field.name), getattr(other, field.name)
-            if value != other_value:
-                lines.append(f"{field.name}: {_show(value)} != {_show(other_value)}")
-        return lines
+        pairs = [(item.name, getattr(self, item.name), getattr(other, item.name)) for item in fields(self)]
+        return [f"{name}: {_show(own)} != {_show(its)}" for name, own, its in pairs if own != its]
 
 
 def _show(value: Any) -> str:

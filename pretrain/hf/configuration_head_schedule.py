@@ -107,6 +107,13 @@ class HeadScheduleConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.logit_scale is None:
             self.logit_scale = self.base_width / self.hidden_size if self.base_width else 1.0
+        absent = {"self_attn.g_proj"} if self.attention_gate == "none" else set()
+        absent |= {"mlp.gate_proj"} if self.feed_forward == "mlp" else set()
+        self.base_model_tp_plan = {
+            name: plan
+            for name, plan in type(self).base_model_tp_plan.items()
+            if name.removeprefix("layers.*.") not in absent
+        }
         super().__post_init__(**kwargs)
 
 
