@@ -67,7 +67,7 @@ def candidate(
     """
     digest = hashlib.sha256(f"{seed}/{step}/{change.layer}/{change.head}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    head_dim, d = model.layer_head_dim(change.layer), model.d_model
+    head_dim, d = model.layer_head_dim(change.layer), model.layer_width(change.layer)
 
     def draw(part: str) -> tuple[Tensor, float]:
         """The head's rows of a part, as at step 0, and the standard deviation of their entries."""
@@ -129,7 +129,7 @@ class _ChangedSource:
         self._new: dict[Change, Candidate] = {}
         for change in (change for change in changes if change.kind == "grow"):
             directions = features.get(change.directions)
-            if directions is not None and directions.shape != (2, model.d_model):
+            if directions is not None and directions.shape != (2, model.layer_width(change.layer)):
                 raise UserError(f"checkpoint: {change.directions} has shape {list(directions.shape)}")
             self._new[change] = candidate(model, state.run.get("seed", 0), state.step, change, directions)
 

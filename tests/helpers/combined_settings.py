@@ -40,6 +40,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "tapered": "--architecture.ffn_width 'tapered(96, multiple=16)'",
         "one layer": "--architecture.ffn_width 0,128",
     },
+    "block_width": {"d": "", "by layer": "--architecture.block_width 72,32"},
     "attention_gate": {name: f"--architecture.attention_gate {name}" for name in ("none", "head", "element")},
     "local_window": {"none": "", "one layer": "--architecture.local_window '[null, 9]'"},
     "document_mask": {"false": "", "true": "--document_mask true"},

@@ -26,7 +26,8 @@ from tests.helpers.training import broken_off, curve, interrupted, nano_run, ses
 # Every kind of parameter that has heads; 12 is a multiple of 2 and 3 tensor-parallel ranks.
 BIASED = """--growth.head_dim 12 --growth.maximum 4 --global_batch_tokens 768 --micro_batch 6
     --architecture.attention_bias all --architecture.positions learned --architecture.norm layernorm
-    --architecture.norm_bias true --architecture.ffn_width 96,48,0,96"""
+    --architecture.norm_bias true --architecture.ffn_width 96,48,0,96
+    --architecture.block_width 48,60,36,72"""
 GROWN = (1, 2, 1, 3)
 # Every head of these small weights is below the threshold of pruning at first; λ_max is above that of growth
 # later.
