@@ -30,7 +30,8 @@ ABSENT = block(
     head_dim=(2, 12, 12, 2),
     attention_gate="element",
 )
-MODELS = (GROUPED, WINDOWS, WIDE, MODERN, LEARNED, ABSENT)
+BLOCKS = block("llama", **SHAPE, d_model=48, heads=(3, 4, 6), block_width=(24, 48, 72))
+MODELS = (GROUPED, WINDOWS, WIDE, MODERN, LEARNED, ABSENT, BLOCKS)
 
 
 def cases(context_parallel, batch=1, **options):
