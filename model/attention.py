@@ -28,7 +28,7 @@ Kernel = Literal["torch", "blocks"]
 apart."""
 
 
-BLOCK_ROWS = 256
+BLOCK_ROWS = 64
 """Queries that are computed at a time on a CPU where keys are gathered over context ranks."""
 
 
@@ -364,7 +364,7 @@ def _attend_gathered(
         end = min(begin + size, stop)
         first = max(0, begin + 1 - window) // 8 * 8 if window is not None and hidden else 0
         if mask is None:
-            seen = _block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
+            seen = block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
             before = seen.shape[1] - size  # columns of the block mask before its first query
             part = seen[: end - begin, before - (begin - first) : before + end - begin]
         else:
@@ -375,7 +375,7 @@ def _attend_gathered(
 
 
 @functools.lru_cache(maxsize=16)
-def _block_mask(
+def block_mask(
     rows: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """What a block of queries sees of as many keys before it as it may, and of itself; to be added to the
