@@ -4,6 +4,8 @@ says of them.
     python benchmarks/memory.py              # the table of docs/log/memory.md, about ten minutes on two cores
     python benchmarks/memory.py --stages 2 --precisions bf16 --data_parallel 1
     python benchmarks/memory.py --model prism-124m --data_parallel 1 --precisions bf16     # on a GPU
+    python benchmarks/memory.py --model prism-nano --data_parallel 1 --stages 2 --precisions fp32 \\
+        --checkpointing 0 --micro_batch 1 --context_length 8192 --context_parallel 1 2 4
 
 On a machine with a GPU the ranks train on it (one each), and torch's own peak is what is compared.
 ``--trace`` compares the most that torch's allocator hands out in place of resident memory, which on a CPU
@@ -38,6 +40,7 @@ SHOWN = (
     "precision",
     "data_parallel",
     "tensor_parallel",
+    "context_parallel",
     "micro_batch",
     "accumulation",
     "checkpointing",
@@ -66,6 +69,7 @@ class Case:
     micro_batch: int = 8
     accumulation: int = 1
     tensor_parallel: int = 1
+    context_parallel: int = 1
     model: ModelConfig = SMALL
     buckets: Mapping[str, int] = field(default_factory=lambda: BUCKETS)
     """Of zero_optimization, in place of what the ds_config says."""
@@ -73,7 +77,7 @@ class Case:
     @property
     def ranks(self) -> int:
         """Processes."""
-        return self.data_parallel * self.tensor_parallel
+        return self.data_parallel * self.tensor_parallel * self.context_parallel
 
     @property
     def arguments(self) -> list[str]:
@@ -83,6 +87,7 @@ class Case:
             "ds_config": ROOT / f"ds_configs/zero{self.stage}.json",
             "precision": self.precision,
             "tensor_parallel": self.tensor_parallel,
+            "context_parallel": self.context_parallel,
             "micro_batch": self.micro_batch,
             "global_batch_tokens": sequences * self.model.context_length,
             "activation_checkpointing": str(self.checkpointing).lower(),
@@ -132,6 +137,8 @@ def main() -> None:
     parser.add_argument("--data_parallel", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--checkpointing", type=int, nargs="+", default=[0, 1], help="0, 1 or both")
     parser.add_argument("--tensor_parallel", type=int, default=1)
+    parser.add_argument("--context_parallel", type=int, nargs="+", default=[1])
+    parser.add_argument("--context_length", type=int, help="in place of the model's")
     parser.add_argument("--micro_batch", type=int, default=8)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument(
@@ -140,11 +147,17 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true")
     options = parser.parse_args()
     model, buckets = (preset(options.model), {}) if options.model else (SMALL, BUCKETS)
+    if options.context_length:
+        model = model.replace(context_length=options.context_length)
     rows: list[dict[str, Any]] = []
-    print("| stage | dtype | DP | recompute | predicted MiB | measured MiB | error | at |")
-    print("|---|---|---|---|---|---|---|---|")
-    for data_parallel, stage, precision, checkpointing in itertools.product(
-        options.data_parallel, options.stages, options.precisions, options.checkpointing
+    print("| stage | dtype | DP | CP | recompute | predicted MiB | measured MiB | error | at |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for data_parallel, context_parallel, stage, precision, checkpointing in itertools.product(
+        options.data_parallel,
+        options.context_parallel,
+        options.stages,
+        options.precisions,
+        options.checkpointing,
     ):
         case = Case(
             stage,
@@ -154,6 +167,7 @@ def main() -> None:
             options.micro_batch,
             options.accumulation,
             options.tensor_parallel,
+            context_parallel,
             model,
             buckets,
         )
@@ -161,7 +175,8 @@ def main() -> None:
         plan = case.predicted("cuda" if "device" in ranks[0] else "cpu")
         measured = max(rank["allocated" if options.trace else "peak"] for rank in ranks)
         print(
-            f"| {stage} | {precision} | {data_parallel} | {'yes' if checkpointing else 'no'} | "
+            f"| {stage} | {precision} | {data_parallel} | {context_parallel} "
+            f"| {'yes' if checkpointing else 'no'} | "
             f"{plan.peak / MIB:.0f} | {measured / MIB:.0f} | {plan.peak / measured - 1:+.1%} | "
             f"{plan.peak_phase} |",
             flush=True,

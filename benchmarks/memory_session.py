@@ -32,6 +32,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     """
     import torch
 
+    from model.attention import block_mask
     from model.config import ModelConfig
     from pretrain.engine.build import build_engine, build_network, build_run_optimizer
     from pretrain.engine.ds_config import merge_ds_config
@@ -45,7 +46,8 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     command = command_line_of(*case["arguments"])
     run = command.run
     model = ModelConfig.from_json(case["model"])
-    world = start_world(case["threads"], False, run.tensor_parallel, run.sequence_parallel)
+    c, degrees = run.context_parallel, (run.tensor_parallel, run.sequence_parallel)
+    world = start_world(case["threads"], False, *degrees, context_parallel=c)
     wanted, copies, device = (
         (run.global_batch_tokens, run.micro_batch),
         world.data_parallel,
@@ -73,6 +75,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     # A tiny model first: kernels, thread pools, DeepSpeed's modules and the process group take what they take
     # once.
     train(model.replace(d_model=2 * math.lcm(*model.heads), ffn_width=64, vocab_size=256), steps=1)
+    block_mask.cache_clear()  # of this model, too
     gc.collect()
     if world.device.type == "cuda":
         torch.cuda.synchronize()

@@ -2,6 +2,8 @@
 
     python benchmarks/scaling.py --out scaling.json       # every sweep, for an idle machine: about an hour
     python benchmarks/scaling.py --context --layers --vocabulary --accumulation --ranks 1x2 tp2 --rounds 15
+    python benchmarks/scaling.py --context --layers --vocabulary --accumulation --ranks dp2 cp2 tp2 \\
+        --length 4096
 
 A sweep changes one thing of the model of --shape, whose layers follow its prism schedule. All points train
 the same number of tokens a step. A point is the trainer of pretrain/main.py in processes of its own, which
@@ -9,9 +11,9 @@ benchmarks/throughput_session.py runs; the points of a sweep take turns of a few
 whose speed drifts slows all of them. Medians of the rounds are compared with the sweep's first point. A flag
 without values leaves its sweep out.
 
-Of ranks, 1x2 is one rank with two threads and 1x1 one with one; dp and tp are data- and tensor-parallel ranks
-with one thread each. Tensor parallelism over two ranks is to keep 70 % of the speed that one rank has with
-the same two cores.
+Of ranks, 1x2 is one rank with two threads and 1x1 one with one; dp, tp and cp are data-, tensor- and
+context-parallel ranks with one thread each. Tensor parallelism over two ranks is to keep 70 % of the speed
+that one rank has with the same two cores.
 """
 
 from __future__ import annotations
@@ -45,8 +47,15 @@ SWEEPS = {
     "vocabulary": [1024, 4096, 16384, 32768],
     "accumulation": [1, 2, 4, 8],
 }
-# Data-parallel ranks, tensor-parallel ranks, threads of each.
-RANKS = {"1x2": (1, 1, 2), "1x1": (1, 1, 1), "dp2": (2, 1, 1), "tp2": (1, 2, 1), "tp4": (1, 4, 1)}
+# Data-, tensor- and context-parallel ranks, threads of each.
+RANKS = {
+    "1x2": (1, 1, 1, 2),
+    "1x1": (1, 1, 1, 1),
+    "dp2": (2, 1, 1, 1),
+    "tp2": (1, 2, 1, 1),
+    "cp2": (1, 1, 2, 1),
+    "tp4": (1, 4, 1, 1),
+}
 TARGET = 0.7  # of tp2, in speed of 1x2
 
 
@@ -60,6 +69,7 @@ class Point:
     accumulation: int = 1
     data_parallel: int = 1
     tensor_parallel: int = 1
+    context_parallel: int = 1
     threads: int | None = None
     """Of each rank; None is what pretrain/main.py takes."""
 
@@ -83,14 +93,19 @@ class Point:
 
 def sweeps(options: argparse.Namespace, shape: throughput.Shape) -> dict[str, dict[str, Point]]:
     """The points of every sweep that was asked for."""
-    base = Point(shape.context, shape.layers, shape.vocab_size)
+    base = Point(options.length or shape.context, shape.layers, shape.vocab_size)
     found = {
         name: {str(value): dataclasses.replace(base, **{name: value}) for value in getattr(options, name)}
         for name in SWEEPS
     }
     found["ranks"] = {
-        name: dataclasses.replace(base, data_parallel=dp, tensor_parallel=tp, threads=threads)
-        for name, (dp, tp, threads) in RANKS.items()
+        name: dataclasses.replace(
+            base,
+            **dict(
+                zip(("data_parallel", "tensor_parallel", "context_parallel", "threads"), ranks, strict=True)
+            ),
+        )
+        for name, ranks in RANKS.items()
         if name in options.ranks
     }
     return {name: points for name, points in found.items() if points}
@@ -104,13 +119,14 @@ class Group:
         micro_batch = point.micro_batch(options.tokens)
         (Path(folder) / "model.json").write_text(json.dumps(model))
         threads = [f"--threads={point.threads}"] if point.threads else []
-        batch = [f"--global_batch_tokens={options.tokens}", f"--tensor_parallel={point.tensor_parallel}"]
+        batch = [f"--global_batch_tokens={options.tokens}"]
+        batch += [f"--{name}={getattr(point, name)}" for name in ("tensor_parallel", "context_parallel")]
         request = throughput.session_request(options, model, micro_batch) | {
             "program": "ours",
             "folder": folder,
             "flags": [*batch, *threads, *options.flags],
         }
-        ranks = rank_variables(point.data_parallel * point.tensor_parallel)
+        ranks = rank_variables(point.data_parallel * point.tensor_parallel * point.context_parallel)
         self.ranks = [throughput.Contender(name, request, variables) for variables in ranks]
 
     def turn(self, steps: int) -> dict[str, Any]:
@@ -188,6 +204,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=throughput.SHAPES, default="tiny")
     for name, values in SWEEPS.items():
         parser.add_argument(f"--{name}", type=int, nargs="*", default=values)
+    parser.add_argument("--length", type=int, help="context length of the other sweeps (the shape's)")
     parser.add_argument("--ranks", nargs="*", choices=RANKS, default=list(RANKS))
     parser.add_argument("--tokens", type=int, default=8192, help="of a step")
     parser.add_argument("--rounds", type=int, default=5)

@@ -63,6 +63,7 @@ CONTENTS = {
     ],
     "Explanations": [
         "docs/tensor_parallelism",
+        "docs/context_parallelism",
         "docs/learning_rates",
         "docs/allocation",
         "docs/muon",

@@ -2,7 +2,8 @@
 
 An allocation is written as ``NAME(MEAN)``, with parameters ``tapered(2048, start=1.25, end=0.75)``, where a
 schedule may be: as ``ffn_width``, and with head dims of its own as ``heads``. Its widths are multiples of
-*multiple*, and their sum is that of the uniform model wherever the multiple divides it, else the nearest.
+*multiple*, and their sum is that of the uniform model wherever the multiple divides it, else the nearest. As
+``block_width`` the mean is the width of the uniform model, and the parameters are equal, see block_widths.
 ``permuted(tapered(2048), seed=1)`` is the same widths in a random order, the control of every shape.
 """
 
@@ -92,12 +93,16 @@ def _cross(layers: int, narrowest: int, factor: float) -> list[float]:
 
 
 def _find_factor(narrow: Callable[[float], float], depth: float) -> float:
-    """The factor in (0, 1] for which *narrow*, which grows with it, is *depth*; by bisection."""
-    low, high = 1e-3, 1.0
-    for _ in range(200):
-        factor = (low + high) / 2
-        low, high = (low, factor) if narrow(factor) > depth else (factor, high)
-    return factor
+    """The factor in (0, 1] for which *narrow*, which grows with it, is *depth*."""
+    return _bisect(narrow, depth, 1e-3, 1.0)
+
+
+def _bisect(function: Callable[[float], float], target: float, low: float, high: float) -> float:
+    """Where a growing function reaches the target; or the nearer end."""
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if function(middle) > target else (middle, high)
+    return middle
 
 
 def prism(layers: int) -> list[float]:
@@ -126,6 +131,8 @@ class Allocation(NamedTuple):
     parameters: dict[str, float]
     seed: int | None
     """Of a random order; None: in the order of the profile."""
+    blocks: bool
+    """Whether these are widths of the residual stream, whose square the parameters of a layer follow."""
 
     def widths(self, layers: int | None = None) -> tuple[int, ...]:
         """The widths of all layers.
@@ -140,12 +147,23 @@ class Allocation(NamedTuple):
             raise UserError(f"{where}: layers={self.layers}, and the model has {count}; leave it out")
         if count > MOST_LAYERS:
             raise UserError(f"{where} has more than {MOST_LAYERS:,} layers; give at most that")
-        profile = PROFILES[self.name](count, **self.parameters)
-        mean = sum(profile) / count
-        found = round_to_budget([part / mean for part in profile], self.mean, self.multiple)
+        if self.blocks:
+            found = self._block_widths(count, where)
+        else:
+            profile = PROFILES[self.name](count, **self.parameters)
+            mean = sum(profile) / count
+            found = round_to_budget([part / mean for part in profile], self.mean, self.multiple)
         if self.seed is not None:
             random.Random(self.seed).shuffle(found)
         return tuple(found)
+
+    def _block_widths(self, layers: int, where: str) -> list[int]:
+        if self.name == "waist":
+            return [*variable_widths(self.mean, layers, **self.parameters, multiple=self.multiple)]
+        profile = PROFILES[self.name](layers, **self.parameters)
+        if not all(profile):
+            raise UserError(f"{where}: a layer has a width of 0; give a shape that leaves no layer empty")
+        return _round(block_widths(profile, self.mean), self.multiple)
 
 
 def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[int]:
@@ -166,41 +184,58 @@ def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[
     return [count * multiple for count in units]
 
 
+def block_widths(profile: Sequence[float], d_model: int) -> list[float]:
+    """Widths of the layers in proportion to the profile, with the parameters of a uniform model of *d_model*
+    (arXiv 2606.18246).
+
+    A layer of width w has K = 16 w² parameters (attention 4, SwiGLU of 4 w); less those that cannot matter,
+    because the embeddings keep d_model: q, k and v of the first layer read nothing beyond it, and of what the
+    last FFN writes there nothing is read, 3 and 4 times w (w - d_model).
+    """
+
+    def parameters(scale: float) -> float:
+        first, last = profile[0] * scale, profile[-1] * scale
+        lost = 3 * first * max(0, first - d_model) + 4 * last * max(0, last - d_model)
+        return 16 * squares * scale**2 - lost
+
+    squares = sum(part**2 for part in profile)
+    highest = 4 * d_model * len(profile) / min(profile)
+    scale = _bisect(parameters, 16 * len(profile) * d_model**2, 0.0, highest)
+    return [scale * part for part in profile]
+
+
 def variable_widths(
     d_model: int, layers: int, turn: float = 0.75, depth: float = 0.3, multiple: int = 32
 ) -> tuple[int, ...]:
     """Residual widths of the layers of a Variable-Width Transformer with the parameters of a uniform one of
     *d_model* (arXiv 2606.18246: the × shape, and its budget).
 
-    d_1 = d_L = D, falling by a constant factor to depth × d_model at layer turn × L, then growing by another.
-    With K = 16 d² parameters a layer (attention 4, SwiGLU of 4 d), less those that cannot matter because the
-    embeddings keep d_model: K D² Σ c_l² - (3 + 4) D (D - d) = L K d².
+    d_1 = d_L = D, falling by a constant factor to depth × d_model at layer turn × L, then growing by another;
+    D follows from the budget of block_widths.
     """
     narrowest = round(turn * layers)
     if not 1 < narrowest < layers:
-        raise UserError(f"waist: a turn of {turn:g} is not within {layers} layers; give one between")
-    per_layer, lost = 16, 7
+        raise UserError(f"block_width: a turn of {turn:g} is not within {layers} layers; give one between")
 
     def find_widths(factor: float) -> list[float]:
-        parts = _cross(layers, narrowest, factor)
-        squares = per_layer * sum(part**2 for part in parts)
-        # (K S - lost) D² + lost d D - L K d² = 0, for D > d.
-        a, b, c = squares - lost, lost * d_model, -layers * per_layer * d_model**2
-        widest = (-b + math.sqrt(b * b - 4 * a * c)) / (2 * a)
-        if widest <= d_model:
-            widest = math.sqrt(layers * per_layer / squares) * d_model
-        return [widest * part for part in parts]
+        return block_widths(_cross(layers, narrowest, factor), d_model)
 
     found = find_widths(_find_factor(lambda factor: min(find_widths(factor)), depth * d_model))
-    return tuple(max(multiple, multiple * math.floor(width / multiple + 0.5)) for width in found)
+    return tuple(_round(found, multiple))
 
 
-def parse_allocation(text: str, field: str, multiple: int = MULTIPLE) -> Allocation:
+def _round(widths: Sequence[float], multiple: int) -> list[int]:
+    """The nearest multiples, at least one."""
+    return [max(multiple, multiple * math.floor(width / multiple + 0.5)) for width in widths]
+
+
+def parse_allocation(text: str, field: str, multiple: int = MULTIPLE, blocks: bool = False) -> Allocation:
     """Read ``tapered(2048, start=1.5, multiple=16)`` or ``permuted(tapered(2048), seed=1)``.
 
     Args:
         field: whose schedule it is, for messages.
         multiple: of the widths, where the text gives none.
+        blocks: see Allocation.
 
     Raises:
         UserError: it is nothing of that kind; the message has what would be valid.
@@ -232,7 +267,7 @@ def parse_allocation(text: str, field: str, multiple: int = MULTIPLE) -> Allocat
     if len(mean) != 1 or len(call.args) != 1 or not 0 < mean[0] <= LARGEST_SIZE:
         raise _not_valid(where, "the mean of the layers comes first, a whole number from 1")
     layers, multiple = given.pop("layers", None), given.pop("multiple", multiple)
-    return Allocation(text.strip(), field, name, mean[0], multiple, layers, given, seed)
+    return Allocation(text.strip(), field, name, mean[0], multiple, layers, given, seed, blocks)
 
 
 def _keywords(where: str, call: ast.Call, types: dict[str, type]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ Kernel = Literal["torch", "blocks"]
 apart."""
 
 
-BLOCK_ROWS = 512
+BLOCK_ROWS = 64
 """Queries that are computed at a time on a CPU where keys are gathered over context ranks."""
 
 
@@ -80,7 +80,7 @@ class HeadGate(nn.Module):
         super().__init__()
         self.grid, self.head_dim = grid, config.layer_head_dim(layer)
         self.columns = config.attention_width(layer) // grid.tensor_parallel
-        self.weight = nn.Parameter(torch.empty(config.heads[layer], config.d_model))
+        self.weight = nn.Parameter(torch.empty(config.heads[layer], config.layer_width(layer)))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, T, d] -> the gates of this rank's columns [B, T, A/t]."""
@@ -93,7 +93,8 @@ class HeadGate(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of one layer: q [d, A], k and v [d, kv width], o [A, d], with A = h_l * d_h(l).
+    """Attention of one layer: q [d, A], k and v [d, kv width], o [A, d], with A = h_l * d_h(l) and d the
+    layer's width.
 
     q, k, v and o are separate modules because q and k may need their own learning rate (arXiv 2605.10504).
     With tensor parallelism each rank has an equal part of the columns; see model/exchange.py for the heads.
@@ -128,16 +129,16 @@ class Attention(nn.Module):
         self.window = config.layer_window(layer)
         # None leaves 1/sqrt(d_h), this layer's own (arXiv 2606.27449, section 1), to SDPA.
         self.scale = config.layer_scale(layer)
-        width, kv_width = config.attention_width(layer), config.kv_width(layer)
+        d, width, kv_width = config.layer_width(layer), config.attention_width(layer), config.kv_width(layer)
         bias = config.attention_bias in ("qkv", "all")
-        self.q = column_linear(config.d_model, width, bias, grid)
-        self.k = column_linear(config.d_model, kv_width, bias, grid)
-        self.v = column_linear(config.d_model, kv_width, bias, grid)
-        self.o = row_linear(width, config.d_model, config.attention_bias in ("output", "all"), grid)
+        self.q = column_linear(d, width, bias, grid)
+        self.k = column_linear(d, kv_width, bias, grid)
+        self.v = column_linear(d, kv_width, bias, grid)
+        self.o = row_linear(width, d, config.attention_bias in ("output", "all"), grid)
         self.gate: nn.Module | None = None
         self.head_gate: HeadGate | None = None
         if config.attention_gate == "element":
-            self.gate = column_linear(config.d_model, width, False, grid)
+            self.gate = column_linear(d, width, False, grid)
         elif config.attention_gate == "head":
             self.head_gate = HeadGate(config, layer, grid)
         self.q_norm = head_norm(config, layer, grid)
@@ -357,13 +358,13 @@ def _attend_gathered(
         if start == 0:
             return _sdpa(query, key[:, :, :stop], value[:, :, :stop], None, scale, is_causal=True)
         return _attend_span(query, key, value, None, span, scale, window)
-    size = stop - start if query.is_cuda or mask is not None else BLOCK_ROWS
+    size = stop - start if query.is_cuda or mask is not None else min(stop - start, BLOCK_ROWS)
     parts = []
     for begin in range(start, stop, size):
         end = min(begin + size, stop)
         first = max(0, begin + 1 - window) // 8 * 8 if window is not None and hidden else 0
         if mask is None:
-            seen = _block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
+            seen = block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
             before = seen.shape[1] - size  # columns of the block mask before its first query
             part = seen[: end - begin, before - (begin - first) : before + end - begin]
         else:
@@ -374,7 +375,7 @@ def _attend_gathered(
 
 
 @functools.lru_cache(maxsize=16)
-def _block_mask(
+def block_mask(
     rows: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """What a block of queries sees of as many keys before it as it may, and of itself; to be added to the

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
 from model.allocations import Allocation
 from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
-from model.errors import UserError
+from model.errors import UserError, describe_nearest, divisors
 from model.heads import draw_heads, format_heads
 from model.schedules import (
     LARGEST_SIZE,
     SCHEDULES,
     Bases,
+    BlockWidths,
     FeedForwardWidths,
+    RopeScaling,
     Schedule,
     Shares,
     Size,
     Windows,
+    YarnScaling,
     at_layer,
 )
 
@@ -43,65 +46,6 @@ LARGEST_WIDTH_RATIO = 64
 """Of d_model and base_width, either way: further apart no rate has been seen to transfer."""
 
 
-@declared("rope_scaling")
-class Llama3Scaling:
-    """Llama 3.1's: wavelengths beyond original / low_freq_factor are *factor* times as long, those below
-    original / high_freq_factor stay, and those between are interpolated (transformers' rope type llama3)."""
-
-    type: Literal["llama3"]
-    factor: PositiveFloat
-    low_freq_factor: PositiveFloat
-    high_freq_factor: PositiveFloat
-    original_context_length: Size
-
-    def __post_init__(self) -> None:
-        if self.high_freq_factor <= self.low_freq_factor:
-            raise UserError(
-                f"rope_scaling.high_freq_factor: {self.high_freq_factor:g} is not valid; give a number above "
-                f"low_freq_factor, {self.low_freq_factor:g}"
-            )
-
-
-@declared("rope_scaling")
-class LinearScaling:
-    """All wavelengths are *factor* times as long (position interpolation, arXiv 2306.15595)."""
-
-    type: Literal["linear"]
-    factor: PositiveFloat
-
-
-@declared("rope_scaling")
-class YarnScaling:
-    """YaRN (arXiv 2309.00071): wavelengths that turn less than beta_slow times in the original context are
-    *factor* times as long, those that turn more than beta_fast times stay, and those between are interpolated
-    along the dims; cosines and sines are multiplied by attention_factor."""
-
-    type: Literal["yarn"]
-    factor: PositiveFloat
-    original_context_length: Size
-    beta_fast: PositiveFloat = 32.0
-    beta_slow: PositiveFloat = 1.0
-    attention_factor: PositiveFloat | None = None
-    """0.1 ln(factor) + 1 when not given, at least 1."""
-    truncate: bool = True
-    """Whether the first and last interpolated dims are rounded outwards."""
-
-    def __post_init__(self) -> None:
-        if self.beta_fast <= self.beta_slow:
-            raise UserError(
-                f"rope_scaling.beta_fast: {self.beta_fast:g} is not valid; give a number above beta_slow, "
-                f"{self.beta_slow:g}"
-            )
-
-    @property
-    def magnitude(self) -> float:
-        """The factor on cosines and sines."""
-        return self.attention_factor or 0.1 * math.log(max(self.factor, 1.0)) + 1.0
-
-
-RopeScaling = Annotated[Llama3Scaling | LinearScaling | YarnScaling, Field(discriminator="type")]
-
-
 @declared()
 class ModelConfig:
     """A decoder language model. Layer l has h_l = heads[l] query heads; T is context_length, d is d_model.
@@ -114,18 +58,22 @@ class ModelConfig:
     context_length: Size
     """T: the longest sequence the model accepts, in tokens."""
     d_model: Size
-    """d: width of the residual stream."""
+    """d: width of the embeddings, of the LM head and, without block_width, of the residual stream."""
     heads: Schedule
     """The head schedule, one query-head count per layer; its length is the number of layers. 0: the layer has
     no attention."""
     ffn_width: FeedForwardWidths
     """Inner width of the feed-forward network: of every layer, or a width per layer, 0 where a layer has
     none; or an allocation by name, such as tapered(1024) (model/allocations.py)."""
+    block_width: BlockWidths | None = None
+    """w_l: the layer reads and writes the first w_l coordinates of the residual stream (arXiv 2606.18246);
+    of all layers or of each, or an allocation such as waist(640). None is d. The stream has the largest of
+    them and d coordinates. Those beyond d begin at 0, and the LM head reads the first d."""
     kv_heads: Schedule | None = None
     """Key/value heads per layer, each dividing that layer's heads; None is as many as heads (MHA). 0 in a
     layer without attention."""
     head_dim: Schedule | None = None
-    """Width of one head per layer; None is d / h_l, so parameters and FLOPs do not depend on the schedule.
+    """Width of one head per layer; None is w_l / h_l, so parameters and FLOPs do not depend on the schedule.
     Not read in a layer without attention."""
     ffn: FeedForwardKind = "swiglu"
     """swiglu: down(activation(gate(x)) * up(x)); mlp: down(activation(up(x)))."""
@@ -181,7 +129,8 @@ class ModelConfig:
     parametrization: Parametrization = "standard"
     """mup: a learning rate found at base_width suits every width (arXiv 2203.03466, table 8): matrices of the
     blocks begin with init_std / sqrt(m) and learn at a lower rate (pretrain/optim/groups.py), and logits are
-    divided by m, with m = d_model / base_width. At m = 1 it is the same as standard."""
+    divided by m, with m = d_model / base_width. At m = 1 it is the same as standard. The matrices of a layer
+    with a block_width of its own have m = block_width / base_width."""
     base_width: Size | None = None
     """d_model of the narrow model whose rates are used; with mup only."""
     classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
@@ -200,16 +149,16 @@ class ModelConfig:
         if self.rope_scaling is not None and self.positions != "rope":
             raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
         if isinstance(self.rope_scaling, YarnScaling):
-            bases = self.rope_base if isinstance(self.rope_base, tuple) else (self.rope_base,)
-            for base in bases:
-                if base is not None and base <= 1:
+            for layer in self.attention_layers:
+                if (base := self.layer_base(layer)) is not None and base <= 1:
                     raise UserError(f"rope_base: {base:g} with rope_scaling 'yarn'; give a base above 1")
         if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
             name = "z_loss" if self.logit_softcap is None else "logit_softcap"
             off = "0" if name == "z_loss" else "null"
             raise UserError(f"{name}: is for language models, and this is a classifier; give {off}")
-        if isinstance(allocation := self.ffn_width, Allocation):
-            object.__setattr__(self, "ffn_width", allocation.widths(self.num_layers))
+        for name in ("ffn_width", "block_width"):
+            if isinstance(allocation := getattr(self, name), Allocation):
+                object.__setattr__(self, name, allocation.widths(self.num_layers))
         for name in SCHEDULES[1:]:
             schedule = getattr(self, name)
             if isinstance(schedule, tuple) and len(schedule) != self.num_layers:
@@ -217,10 +166,13 @@ class ModelConfig:
                     f"{name}: {len(schedule)} layers given, but heads has {self.num_layers}; "
                     f"{name} must have {self.num_layers} values"
                 )
-        for name in ("ffn_width", "rope_base", "rotary_share"):
+        for name in ("ffn_width", "block_width", "rope_base", "rotary_share"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(set(value)) == 1 and value[0] is not None:
                 object.__setattr__(self, name, value[0])  # one form of one meaning
+        if self.block_width == self.d_model:
+            object.__setattr__(self, "block_width", None)
+        self._check_widths()
         self._check_heads()
 
     def _check_parametrization(self) -> None:
@@ -230,17 +182,25 @@ class ModelConfig:
             return
         if self.base_width is None:
             raise UserError("base_width: missing; parametrization 'mup' needs the d_model of its rates")
-        if not 1 / LARGEST_WIDTH_RATIO <= self.width_ratio <= LARGEST_WIDTH_RATIO:
-            raise UserError(
-                f"base_width: {self.base_width} is more than {LARGEST_WIDTH_RATIO} times "
-                f"{'narrower' if self.width_ratio > 1 else 'wider'} than d_model {self.d_model}; valid: "
-                f"{-(-self.d_model // LARGEST_WIDTH_RATIO)} to {self.d_model * LARGEST_WIDTH_RATIO}"
-            )
         if self.attention_scale == "sqrt_head_dim":
             raise UserError(
                 "attention_scale: 'sqrt_head_dim' does not carry over to other widths; valid with "
                 "parametrization 'mup': head_dim or constant (with attention_scale_base), none"
             )
+
+    def _check_widths(self) -> None:
+        """Check that widths are not too far from that of the rates."""
+        widths = [("d_model", self.d_model)]
+        if self.block_width is not None:
+            widths += [(f"block_width (layer {i})", width) for i, width in enumerate(self.block_widths)]
+        for name, width in widths:
+            ratio = width / (self.base_width or width)
+            if not 1 / LARGEST_WIDTH_RATIO <= ratio <= LARGEST_WIDTH_RATIO:
+                raise UserError(
+                    f"base_width: {self.base_width} is more than {LARGEST_WIDTH_RATIO} times "
+                    f"{'narrower' if ratio > 1 else 'wider'} than {name} {width}; valid: "
+                    f"{-(-width // LARGEST_WIDTH_RATIO)} to {width * LARGEST_WIDTH_RATIO}"
+                )
 
     def _check_heads(self) -> None:
         for layer, heads in enumerate(self.heads):
@@ -249,11 +209,13 @@ class ModelConfig:
                 continue
             # Of a head dim: rotary positions are pairs.
             multiple = 2 if self.layer_base(layer) is not None and self.layer_share(layer) == 1 else 1
-            if self.head_dim is None and self.d_model % (multiple * heads):
-                valid = [count for count in divisors(self.d_model) if self.d_model % (multiple * count) == 0]
+            width = self.layer_width(layer)
+            if self.head_dim is None and width % (multiple * heads):
+                valid = [count for count in divisors(width) if width % (multiple * count) == 0]
                 raise UserError(
-                    f"heads: layer {layer} has {heads} heads, which do not divide d_model {self.d_model}"
-                    f"{' into even head dims' if self.d_model % heads == 0 else ''}; nearest valid: "
+                    f"heads: layer {layer} has {heads} heads, which do not divide "
+                    f"{'d_model' if self.block_width is None else 'its block_width'} {width}"
+                    f"{' into even head dims' if width % heads == 0 else ''}; nearest valid: "
                     f"{describe_nearest(heads, valid)}"
                 )
             head_dim = self.layer_head_dim(layer)
@@ -309,11 +271,33 @@ class ModelConfig:
         """m = d_model / base_width with parametrization mup, else 1."""
         return self.d_model / self.base_width if self.base_width else 1.0
 
+    def layer_width(self, layer: int) -> int:
+        """w_l: how many coordinates of the residual stream the layer reads and writes."""
+        return self.d_model if self.block_width is None else at_layer(self.block_width, layer)
+
+    @property
+    def block_widths(self) -> tuple[int, ...]:
+        """w_l of every layer."""
+        return tuple(self.layer_width(layer) for layer in range(self.num_layers))
+
+    @property
+    def stream_width(self) -> int:
+        """Coordinates of the residual stream."""
+        return max(self.d_model, *self.block_widths)
+
+    def layer_ratio(self, layer: int) -> float:
+        """m of the layer's matrices with parametrization mup, w_l / base_width, else 1."""
+        return self.layer_width(layer) / self.base_width if self.base_width else 1.0
+
     def layer_head_dim(self, layer: int) -> int:
         """d_h(l): width of one head of the layer; 0 where it has no attention."""
         if not self.heads[layer]:
             return 0
-        return self.head_dim[layer] if self.head_dim is not None else self.d_model // self.heads[layer]
+        return (
+            self.head_dim[layer]
+            if self.head_dim is not None
+            else self.layer_width(layer) // self.heads[layer]
+        )
 
     def layer_ffn_width(self, layer: int) -> int:
         """F_l: inner width of the layer's feed-forward network; 0 where it has none."""
@@ -371,7 +355,7 @@ class ModelConfig:
         return self.local_window[layer] if self.local_window is not None else None
 
     def attention_width(self, layer: int) -> int:
-        """A_l = h_l * d_h(l): columns of q, rows of o; d_model unless head_dim is given."""
+        """A_l = h_l * d_h(l): columns of q, rows of o; w_l unless head_dim is given."""
         return self.heads[layer] * self.layer_head_dim(layer)
 
     def gate_width(self, layer: int) -> int:
@@ -407,8 +391,11 @@ class ModelConfig:
         123,587,328), 354M 353,896,448 (353,944,576).
         """
         rows = self.padded_vocab_size() if padded else self.vocab_size
-        norm = self.d_model * (2 if self.norm_bias else 1)
-        total = self._layer_matrices() + self._layer_biases() + (self.residual_writes + 1) * norm
+        normed = self.d_model
+        for layer in range(self.num_layers):
+            parts = (self.heads[layer] > 0) + (self.layer_ffn_width(layer) > 0)
+            normed += parts * self.layer_width(layer)
+        total = self._layer_matrices() + self._layer_biases() + normed * (2 if self.norm_bias else 1)
         total += rows * self.d_model
         if not self.tied:
             total += (self.classes or rows) * self.d_model
@@ -439,14 +426,11 @@ class ModelConfig:
 
     def _layer_matrices(self) -> int:
         matrices = 3 if self.ffn == "swiglu" else 2
-        widths = (
-            2 * self.attention_width(layer)
-            + 2 * self.kv_width(layer)
-            + self.gate_width(layer)
-            + matrices * self.layer_ffn_width(layer)
-            for layer in range(self.num_layers)
-        )
-        return self.d_model * sum(widths)
+        total = 0
+        for layer in range(self.num_layers):
+            attention = 2 * self.attention_width(layer) + 2 * self.kv_width(layer) + self.gate_width(layer)
+            total += self.layer_width(layer) * (attention + matrices * self.layer_ffn_width(layer))
+        return total
 
     def _layer_biases(self) -> int:
         total = 0
@@ -455,9 +439,9 @@ class ModelConfig:
             if self.attention_bias in ("qkv", "all"):
                 total += self.attention_width(layer) + 2 * self.kv_width(layer)
             if self.attention_bias in ("output", "all") and self.heads[layer]:
-                total += self.d_model
+                total += self.layer_width(layer)
             if self.ffn_bias and width:
-                total += (2 if self.ffn == "swiglu" else 1) * width + self.d_model
+                total += (2 if self.ffn == "swiglu" else 1) * width + self.layer_width(layer)
         return total
 
     # ------------------------------------------------------------------ other forms
@@ -474,6 +458,8 @@ class ModelConfig:
             parts.append(f"head dim {format_heads(self.head_dim)}")
         if isinstance(self.ffn_width, tuple):
             parts.append(f"FFN width {format_heads(self.ffn_width)}")
+        if self.block_width is not None:
+            parts.append(f"block width {format_heads(self.block_widths)}")
         if any(self.local_window or ()):
             windows = ",".join(str(window or "all") for window in self.local_window or ())
             parts.append(f"attention windows {windows}")
@@ -504,26 +490,8 @@ class ModelConfig:
 
     def difference(self, other: ModelConfig) -> list[str]:
         """One line ``field: value != other's value`` for every field that differs, in field order."""
-        lines = []
-        for field in dataclasses.fields(self):
-            value, other_value = getattr(self, field.name), getattr(other, field.name)
-            if value != other_value:
-                lines.append(f"{field.name}: {_show(value)} != {_show(other_value)}")
-        return lines
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending; found in sqrt(number) trials, so that it is quick for any size of a model."""
-    small = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
-    return small + [number // count for count in reversed(small) if count * count != number]
-
-
-def describe_nearest(value: int, valid: Sequence[int]) -> str:
-    """The valid positive values next to *value* from below and above, as text."""
-    below = [count for count in valid if 1 <= count <= value]
-    above = [count for count in valid if count > value]
-    found = ([max(below)] if below else []) + ([min(above)] if above else [])
-    return " or ".join(map(str, found)) or "none"
+        pairs = [(item.name, getattr(self, item.name), getattr(other, item.name)) for item in fields(self)]
+        return [f"{name}: {_show(own)} != {_show(its)}" for name, own, its in pairs if own != its]
 
 
 def _show(value: Any) -> str:

@@ -114,7 +114,7 @@ class ContextExchange:
         if torch.is_grad_enabled() and self.gathers_again:
             kept = pair.detach()
             saving = save_geometry(both, lambda: self.gather_keys(kept, groups))
-        rows = [self._rows(span, length) for span in spans]
+        rows = [self.mask_rows(span, length) for span in spans]
         return SharedHeads(query, both[0], both[1], spans, rows, saving)
 
     def join(self, output: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class ContextExchange:
                 merged.append((start, stop))
         return merged
 
-    def _rows(self, span: Span, length: int) -> Span:
+    def mask_rows(self, span: Span, length: int) -> Span:
         """The rows of ``positions`` that a span is."""
         (low, low_end), (high, _) = zigzag(self.index, self.ranks, length)
         shift = low if span[0] < low_end else high - (low_end - low)
@@ -180,7 +180,7 @@ class ContextExchange:
         sent, received = self._travelling(length)
         own = zigzag(self.index, self.ranks, length)
         size = own[0][1] - own[0][0]
-        places = [self._rows(span, length) for spans in sent for span in spans]
+        places = [self.mask_rows(span, length) for spans in sent for span in spans]
         arrived = self._travel(_cut(rows, places), _lengths(sent), _lengths(received))
         whole = rows.new_zeros((length, *rows.shape[1:]))
         whole[slice(*own[0])], whole[slice(*own[1])] = rows[:size], rows[size:]
@@ -197,7 +197,7 @@ class ContextExchange:
         if total.dtype in (torch.bfloat16, torch.float16):
             total = total.float()
         for span, part in zip([s for spans in sent for s in spans], _split(arrived, sent), strict=True):
-            total[slice(*self._rows(span, length))] += part
+            total[slice(*self.mask_rows(span, length))] += part
         return total.to(gradient.dtype).movedim(0, 2).contiguous()
 
     def _travelling(self, length: int) -> tuple[list[list[Span]], list[list[Span]]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from model.attention import Attention, visibility_mask
 from model.errors import UserError
 from model.rotary import Table
-from model.transformer import Block, Transformer
+from model.transformer import Block, Transformer, read_stream, widen_stream, write_stream
 
 
 class CachedDecoder:
@@ -50,15 +50,18 @@ class CachedDecoder:
         hidden = network.token_embedding(tokens)  # [B, n, d]
         if network.position_embedding is not None:
             hidden = hidden + network.position_embedding(torch.arange(start, end, device=tokens.device))
+        stream = widen_stream(hidden, config.stream_width)
         for layer, module in enumerate(network.layers):
             block = cast(Block, module)
+            hidden = read_stream(stream, block.width)
             if block.attention is not None and block.attention_norm is not None:
                 normed, table = block.attention_norm(hidden), network.table(layer, hidden, start, end)
                 hidden = hidden + self._attend(block.attention, normed, table, self._cache[layer])
             if block.ffn is not None and block.ffn_norm is not None:
                 hidden = hidden + block.ffn(block.ffn_norm(hidden))
+            stream = write_stream(stream, hidden)
         self.length = end
-        return network.logits_of(hidden[:, -1:])[:, 0, : config.vocab_size]
+        return network.logits_of(stream[:, -1:])[:, 0, : config.vocab_size]
 
     def _attend(
         self, attention: Attention, hidden: Tensor, table: Table | None, cache: tuple[Tensor, Tensor]

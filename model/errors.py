@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST_LINE = 2000
@@ -60,3 +61,17 @@ def escape_controls(text: str, kept: str = "") -> str:
         character if character.isprintable() or character in kept else repr(character)[1:-1]
         for character in text
     )
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending; found in sqrt(number) trials, so that it is quick for any size of a model."""
+    small = [count for count in range(1, math.isqrt(number) + 1) if number % count == 0]
+    return small + [number // count for count in reversed(small) if count * count != number]
+
+
+def describe_nearest(value: int, valid: Sequence[int]) -> str:
+    """The valid positive values next to *value* from below and above, as text."""
+    below = [count for count in valid if 1 <= count <= value]
+    above = [count for count in valid if count > value]
+    found = ([max(below)] if below else []) + ([min(above)] if above else [])
+    return " or ".join(map(str, found)) or "none"

@@ -35,13 +35,13 @@ class FeedForward(nn.Module):
         self.grid = grid
         self.fused_gate_up = fused_gate_up
         self.activation = _ACTIVATIONS[config.activation]
-        width = config.layer_ffn_width(layer)
+        d, width = config.layer_width(layer), config.layer_ffn_width(layer)
         if config.ffn == "swiglu":
-            self.gate = column_linear(config.d_model, width, config.ffn_bias, grid)
+            self.gate = column_linear(d, width, config.ffn_bias, grid)
         else:
             self.gate = None
-        self.up = column_linear(config.d_model, width, config.ffn_bias, grid)
-        self.down = row_linear(width, config.d_model, config.ffn_bias, grid)
+        self.up = column_linear(d, width, config.ffn_bias, grid)
+        self.down = row_linear(width, d, config.ffn_bias, grid)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, T, d] -> [B, T, d]."""

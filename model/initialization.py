@@ -66,7 +66,7 @@ def initial_distribution(
     Norm weights are 1 and biases 0. Everything else has mean 0 and std init_std, or init_std / sqrt(n) for
     the n projections that write into the residual stream, o and down (GPT-2; nanoGPT; the Prism paper leaves
     it open): n is 2L where every layer has both. With parametrization mup the variance of the blocks'
-    matrices is divided by the width's ratio.
+    matrices is divided by the ratio of the layer's width.
     """
     rows = config.vocab_size if has_vocabulary_rows(name) else shape[0]
     if role.kind in ("norm", "bias"):
@@ -74,7 +74,8 @@ def initial_distribution(
     residual = role.part == "o" or name.endswith(".ffn.down.weight")
     divisor: float = config.residual_writes if residual else 1
     if is_hidden(role):
-        divisor *= config.width_ratio
+        assert role.layer is not None
+        divisor *= config.layer_ratio(role.layer)
     return 0.0, config.init_std / math.sqrt(divisor), rows
 
 

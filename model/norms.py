@@ -72,7 +72,7 @@ def head_norm(config: ModelConfig, layer: int, grid: ProcessGrid) -> nn.Module |
     return HeadNorm(head_dim, config.norm_eps, False, grid) if config.qk_norm == "weighted" else None
 
 
-def build_norm(config: ModelConfig, grid: ProcessGrid) -> Norm:
-    """The norm that the config asks for, over d_model."""
+def build_norm(config: ModelConfig, width: int, grid: ProcessGrid) -> Norm:
+    """The norm that the config asks for, over *width* coordinates."""
     kind = RMSNorm if config.norm == "rmsnorm" else LayerNorm
-    return kind(config.d_model, config.norm_eps, config.norm_bias, grid)
+    return kind(width, config.norm_eps, config.norm_bias, grid)

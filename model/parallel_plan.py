@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from model.config import ModelConfig, describe_nearest, divisors
-from model.errors import UserError
+from model.config import ModelConfig
+from model.errors import UserError, describe_nearest, divisors
 
 FormName = Literal["none", "batch", "query"]
 

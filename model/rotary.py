@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.config import LinearScaling, RopeScaling, YarnScaling
+from model.schedules import LinearScaling, RopeScaling, YarnScaling
 
 # Cosines and sines, each [length, 1, d_h / 2], or [B, length, 1, d_h / 2] where positions differ by sequence.
 Table = tuple[Tensor, Tensor]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
 from model.allocations import LARGEST_SIZE, MOST_LAYERS, Allocation, parse_allocation
+from model.declared import PositiveFloat, declared
 from model.errors import UserError, quote
 from model.heads import parse_schedule
 
@@ -27,21 +29,25 @@ def _to_tuple(value: Any, info: ValidationInfo) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _to_widths(value: Any) -> int | tuple[int, ...] | Allocation:
-    """A width for all layers as a number, a width per layer, or an allocation by name."""
-    given = value
-    if isinstance(value, str):
-        if "(" in value:  # its widths follow when the number of layers is known
-            return parse_allocation(value, "ffn_width")
-        given = parse_schedule(value, "ffn_width")
-    widths = tuple(given) if isinstance(given, list | tuple) else (given,)
-    valid = all(type(width) is int and 0 <= width <= LARGEST_SIZE for width in widths)
-    if not (valid and 0 < len(widths) <= MOST_LAYERS):
-        raise UserError(
-            f"ffn_width: {quote(value)} is not valid; give a whole number from 0, or one per layer, such as "
-            "1024x4,768x8, or an allocation, such as tapered(1024)"
-        )
-    return widths if isinstance(value, list | tuple) or widths[1:] else widths[0]
+def _to_widths(name: str, least: int) -> Callable[[Any], int | tuple[int, ...] | Allocation]:
+    """A validator: a width from *least* for all layers, one per layer, or an allocation by name."""
+
+    def convert(value: Any) -> int | tuple[int, ...] | Allocation:
+        given = value
+        if isinstance(value, str):
+            if "(" in value:  # its widths follow when the number of layers is known
+                return parse_allocation(value, name, blocks=name == "block_width")
+            given = parse_schedule(value, name)
+        widths = tuple(given) if isinstance(given, list | tuple) else (given,)
+        valid = all(type(width) is int and least <= width <= LARGEST_SIZE for width in widths)
+        if not (valid and 0 < len(widths) <= MOST_LAYERS):
+            raise UserError(
+                f"{name}: {quote(value)} is not valid; give a whole number from {least}, or one per layer, "
+                "such as 1024x4,768x8, or an allocation, such as tapered(1024)"
+            )
+        return widths if isinstance(value, list | tuple) or widths[1:] else widths[0]
+
+    return convert
 
 
 def _to_rates(name: str, most: float, absent: bool) -> Callable[[Any], float | tuple[float | None, ...]]:
@@ -78,8 +84,78 @@ Schedule = Annotated[
     tuple[Count, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=MOST_LAYERS)
 ]
 """One value per layer; 0 where the layer has no such part."""
-FeedForwardWidths = Annotated[int | tuple[int, ...], PlainValidator(_to_widths), AS_LIST]
+FeedForwardWidths = Annotated[int | tuple[int, ...], PlainValidator(_to_widths("ffn_width", 0)), AS_LIST]
 """One width for all layers, or one per layer."""
+BlockWidths = Annotated[int | tuple[int, ...], PlainValidator(_to_widths("block_width", 1)), AS_LIST]
+"""As FeedForwardWidths; every layer has some."""
 Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_to_tuple)]
-SCHEDULES = ("heads", "kv_heads", "head_dim", "ffn_width", "local_window", "rope_base", "rotary_share")
+SCHEDULES = (
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn_width",
+    "block_width",
+    "local_window",
+    "rope_base",
+    "rotary_share",
+)
 """Fields with one value per layer."""
+
+
+@declared("rope_scaling")
+class Llama3Scaling:
+    """Llama 3.1's: wavelengths beyond original / low_freq_factor are *factor* times as long, those below
+    original / high_freq_factor stay, and those between are interpolated (transformers' rope type llama3)."""
+
+    type: Literal["llama3"]
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_context_length: Size
+
+    def __post_init__(self) -> None:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise UserError(
+                f"rope_scaling.high_freq_factor: {self.high_freq_factor:g} is not valid; give a number above "
+                f"low_freq_factor, {self.low_freq_factor:g}"
+            )
+
+
+@declared("rope_scaling")
+class LinearScaling:
+    """All wavelengths are *factor* times as long (position interpolation, arXiv 2306.15595)."""
+
+    type: Literal["linear"]
+    factor: PositiveFloat
+
+
+@declared("rope_scaling")
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): wavelengths that turn less than beta_slow times in the original context are
+    *factor* times as long, those that turn more than beta_fast times stay, and those between are interpolated
+    along the dims; cosines and sines are multiplied by attention_factor."""
+
+    type: Literal["yarn"]
+    factor: PositiveFloat
+    original_context_length: Size
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    attention_factor: PositiveFloat | None = None
+    """0.1 ln(factor) + 1 when not given, at least 1."""
+    truncate: bool = True
+    """Whether the first and last interpolated dims are rounded outwards."""
+
+    def __post_init__(self) -> None:
+        if self.beta_fast <= self.beta_slow:
+            raise UserError(
+                f"rope_scaling.beta_fast: {self.beta_fast:g} is not valid; give a number above beta_slow, "
+                f"{self.beta_slow:g}"
+            )
+
+    @property
+    def magnitude(self) -> float:
+        """The factor on cosines and sines."""
+        return self.attention_factor or 0.1 * math.log(max(self.factor, 1.0)) + 1.0
+
+
+RopeScaling = Annotated[Llama3Scaling | LinearScaling | YarnScaling, Field(discriminator="type")]

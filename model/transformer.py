@@ -32,8 +32,9 @@ nothing."""
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)); without one of both in layers that lack it. *fused* and
-    *attention* are those of Attention and FeedForward."""
+    """x + attention(norm(x)), then x + ffn(norm(x)); without one of both in layers that lack it. x is the
+    first *width* coordinates of the residual stream, the others stay. *fused* and *attention* are those of
+    Attention and FeedForward."""
 
     def __init__(
         self,
@@ -44,26 +45,45 @@ class Block(nn.Module):
         attention: Kernel = "torch",
     ) -> None:
         super().__init__()
+        self.width = config.layer_width(layer)
         self.attention_norm: Norm | None = None
         self.attention: Attention | None = None
         self.ffn_norm: Norm | None = None
         self.ffn: FeedForward | None = None
         if config.heads[layer]:
-            self.attention_norm = build_norm(config, grid)
+            self.attention_norm = build_norm(config, self.width, grid)
             self.attention = Attention(config, layer, grid, fused, attention)
         if config.layer_ffn_width(layer):
-            self.ffn_norm = build_norm(config, grid)
+            self.ffn_norm = build_norm(config, self.width, grid)
             self.ffn = FeedForward(config, layer, grid, fused)
 
     def forward(
         self, hidden: Tensor, table: Table | None, mask: Tensor | None, offsets: Tensor | None = None
     ) -> Tensor:
-        """Hidden [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
+        """The residual stream [B, T, d] -> [B, T, d]; what else is given as BlockInputs says."""
+        stream, hidden = hidden, read_stream(hidden, self.width)
         if self.attention is not None and self.attention_norm is not None:
             hidden = hidden + self.attention(self.attention_norm(hidden), table, mask, offsets)
         if self.ffn is not None and self.ffn_norm is not None:
             hidden = hidden + self.ffn(self.ffn_norm(hidden))
-        return hidden
+        return write_stream(stream, hidden)
+
+
+def read_stream(stream: Tensor, width: int) -> Tensor:
+    """The first *width* coordinates of the residual stream [..., d]."""
+    return stream if stream.shape[-1] == width else stream[..., :width]
+
+
+def widen_stream(hidden: Tensor, width: int) -> Tensor:
+    """The residual stream [..., width] that begins with *hidden*, and 0 beyond it."""
+    added = width - hidden.shape[-1]
+    return F.pad(hidden, (0, added)) if added else hidden
+
+
+def write_stream(stream: Tensor, hidden: Tensor) -> Tensor:
+    """The residual stream [..., d] with *hidden* in place of its first coordinates."""
+    width = hidden.shape[-1]
+    return hidden if stream.shape[-1] == width else torch.cat((hidden, stream[..., width:]), -1)
 
 
 class Transformer(nn.Module):
@@ -119,7 +139,7 @@ class Transformer(nn.Module):
             attending = cast(Block, block).attention
             if attending is not None and attending.context is not None:
                 attending.context.gathers_again = not checkpoint_activations
-        self.final_norm = build_norm(config, grid)
+        self.final_norm = build_norm(config, config.d_model, grid)
         self.output: nn.Module | None = None
         self.classifier: nn.Linear | None = None
         """Head of a sequence classifier, the same on every rank of a tensor group."""
@@ -183,8 +203,8 @@ class Transformer(nn.Module):
     def enter(
         self, tokens: Tensor, document_offsets: Tensor | None = None
     ) -> tuple[Tensor, list[BlockInputs]]:
-        """Tokens [B, T] -> what enters the first block [B, T, d], and what each block gets besides the hidden
-        states.
+        """Tokens [B, T] -> the residual stream that enters the first block [B, T, d], and what each block
+        gets besides the hidden states.
 
         T and document_offsets as in forward. With sequence or context parallelism the hidden states are this
         rank's part of T.
@@ -197,6 +217,7 @@ class Transformer(nn.Module):
         if self.position_embedding is not None:
             positions = documents.positions if documents else torch.arange(length, device=tokens.device)
             hidden = hidden + self.position_embedding(own_positions(positions, self.grid, -1))
+        hidden = widen_stream(hidden, self.config.stream_width)
         masks: dict[int | None, Tensor | None] = {}  # layers with the same window share one
         tables: dict[tuple[int, float] | None, Table | None] = {}  # and those with the same rotation
         inputs = []
@@ -288,9 +309,10 @@ class Transformer(nn.Module):
         self.loss_terms = terms
 
     def lm_head_input(self, hidden: Tensor) -> Tensor:
-        """The last block's output [B, T, d] -> what the LM head reads: the final norm, divided by the
-        width's ratio with parametrization mup."""
-        normed, ratio = cast(Tensor, self.final_norm(hidden)), self.config.width_ratio
+        """The last block's output [B, T, d] -> what the LM head reads: the final norm of its first d_model
+        coordinates, divided by the width's ratio with parametrization mup."""
+        read, ratio = read_stream(hidden, self.config.d_model), self.config.width_ratio
+        normed = cast(Tensor, self.final_norm(read))
         return normed if ratio == 1 else normed / ratio
 
     def logits_of(self, hidden: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from model.errors import UserError, quote
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
+from pretrain.diagnostics.spectral_rates import SpectralRates
 from pretrain.growth.record import NAME as GROWTH
 from pretrain.run.hooks import Hook
 from pretrain.run.resume import check_records
@@ -37,6 +38,8 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
         hooks.append(EvaluationHook(session))
     # Maturity first: the step at which it releases a rule is one whose weights diagnostics keep.
     hooks += [Maturity(session), Diagnostics(session)]
+    if run.llr.apply != "none":
+        hooks.append(SpectralRates(session))
     if steps := run.profiled_steps():
         from pretrain.profiling.hook import FOLDER, Profiler
 

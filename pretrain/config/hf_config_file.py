@@ -46,6 +46,7 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "context_length": ("max_position_embeddings", "max_position_embeddings", "n_positions"),
         "d_model": ("hidden_size", "hidden_size", "n_embd"),
         "ffn_width": ("intermediate_size", "intermediate_size", "n_inner"),
+        "block_width": ("block_width", None, None),
         "ffn": ("feed_forward", None, None),
         "activation": ("hidden_act", "hidden_act", "activation_function"),
         "norm": ("norm", None, None),
@@ -220,7 +221,13 @@ _COMMON: Settings = {
 # Of transformers' classes, for what older folders do not say; a native folder says everything.
 _LLAMAS = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False, "rope_theta": 10000.0}
 _DEFAULTS: dict[Format, dict[str, Any]] = {
-    "native": {"partial_rotary": 1.0, "rotary_scaling": None, "qk_norm": "none", "attention_gate": "none"}
+    "native": {
+        "block_width": None,
+        "partial_rotary": 1.0,
+        "rotary_scaling": None,
+        "qk_norm": "none",
+        "attention_gate": "none",
+    }
     | {"attention_scale_base": None, "final_logit_softcapping": None}
     | {"parametrization": "standard", "base_width": None},
     "llama": _LLAMAS | {"mlp_bias": False, "tie_word_embeddings": False, "initializer_range": 0.02},
@@ -453,7 +460,7 @@ def _shorten_schedules(model: ModelConfig) -> ModelConfig:
     default: dict[str, None] = {}
     if model.kv_heads == model.heads:
         default["kv_heads"] = None
-    if all(model.attention_width(layer) == model.d_model for layer in model.attention_layers):
+    if all(model.attention_width(layer) == model.layer_width(layer) for layer in model.attention_layers):
         default["head_dim"] = None
     return model.replace(**default)
 

@@ -31,6 +31,7 @@ from pretrain.config.sections import (
     DiagnosticsConfig,
     EvaluationConfig,
     InterruptionConfig,
+    LLRConfig,
     LoggingConfig,
     MaturityConfig,
     MuonConfig,
@@ -61,7 +62,7 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
         raise UserError("architecture.heads: this is the setting heads; give heads")
     checked = {}
     for name, value in values.items():
-        if name == "ffn_width" and isinstance(value, str) and "(" in value:
+        if name in ("ffn_width", "block_width") and isinstance(value, str) and "(" in value:
             checked[name] = parse_allocation(value, f"architecture.{name}").text  # of any number of layers
             continue
         if name in SCHEDULES and isinstance(value, str):
@@ -149,6 +150,8 @@ class RunConfig:
     off."""
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     maturity: MaturityConfig = field(default_factory=MaturityConfig)
+    llr: LLRConfig = field(default_factory=LLRConfig)
+    """Learning rates that follow the spectra of the weights. See docs/learning_rates.md."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
@@ -273,6 +276,7 @@ class RunConfig:
         rules."""
         model = Path(self.model).stem.replace(":", "-")  # of RUN:STEP
         rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
+        rules += "" if self.llr.apply == "none" else f"-llr_{self.llr.apply}"
         return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"
 
     @property

@@ -217,6 +217,38 @@ class MaturityConfig:
     """Positions of each that are compared."""
 
 
+@declared("llr")
+class LLRConfig:
+    """Learning rates that follow the spectra of the weights (LLR, arXiv 2605.22297).
+
+    See pretrain/diagnostics/spectral_rates.py and docs/learning_rates.md. Numbers of lengths below 1 are
+    fractions of the run, others are steps.
+    """
+
+    apply: Literal["none", "each", "shuffled", "mean", "embeddings"] = "none"
+    """Which factors multiply rates. each: every matrix its own, as in the paper. The others are controls:
+    shuffled among the matrices; their mean for all of them; or those of embeddings and head alone."""
+    measure: Literal["exponent", "excess"] = "exponent"
+    """exponent: the tail exponent, as in the paper. excess: less that of a random matrix of the same
+    shape."""
+    low: PositiveFloat = 1.0
+    """Factor of the least exponent."""
+    high: PositiveFloat = 5.0
+    """Factor of the largest exponent, and of embeddings and head."""
+    every: PositiveFloat = 100
+    """Length between two measurements."""
+    until: NonNegativeFloat = 0.2
+    """Length after which nothing is measured; 0: before the first step alone."""
+    transition: NonNegativeFloat = 50
+    """Length over which factors move to new ones."""
+    least: PositiveInt = 50
+    """Matrices of fewer singular values keep the base rate."""
+
+    def __post_init__(self) -> None:
+        if self.high < self.low:
+            raise UserError(f"llr.high: {self.high:g} is below llr.low, {self.low:g}; give at least that")
+
+
 def length_in_steps(name: str, value: float, steps: int) -> int:
     """Turn a length given as a fraction of the run (below 1) or in steps into steps.
 

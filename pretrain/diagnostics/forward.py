@@ -39,10 +39,10 @@ class ProbeResult:
     """By layer: fp64 [h_l, 4], the means of HEAD_MEASURES over the counted queries of all windows."""
     layers: Tensor
     """fp64 [L, 3], LAYER_MEASURES; those of a part that a layer lacks mean nothing. With X the stream that
-    enters a layer, a what its attention adds and f what its feed-forward network adds, ‖·‖² summed over all
-    positions: attention_write ‖a‖²/‖X‖², ffn_write ‖f‖²/‖X + a‖², path_energy (sum of ‖a‖² + ‖f‖² of the
-    layers below)/‖X‖². The last is how we read R_P/‖X‖²_F of arXiv 2605.10504, which does not define it:
-    energy of the residual writes on the path into the layer."""
+    enters a layer (in attention_write what the layer reads of it), a what its attention adds and f what its
+    feed-forward network adds, ‖·‖² summed over all positions: attention_write ‖a‖²/‖X‖², ffn_write ‖f‖²/‖X +
+    a‖², path_energy (sum of ‖a‖² + ‖f‖² of the layers below)/‖X‖². The last is how we read R_P/‖X‖²_F of
+    arXiv 2605.10504, which does not define it: energy of the residual writes on the path into the layer."""
     features: dict[int, Tensor]
     """By requested layer: fp32 [windows, positions, d] on the CPU, see ``normalize``."""
     gates: list[Tensor]
@@ -142,9 +142,9 @@ class _Recorder:
         self.probe, self.network = probe, network
         self.head_sums = [torch.zeros(h, 5, dtype=torch.float64, device=device) for h in config.heads]
         self.gate_sums = [torch.zeros(h, dtype=torch.float64, device=device) for h in config.heads]
-        # ‖X‖², ‖a‖², ‖X + a‖², ‖f‖² of each layer
-        self.energies = torch.zeros(config.num_layers, 4, dtype=torch.float64, device=device)
-        shape = (probe.batches.count, len(probe.positions), config.d_model)
+        # ‖X‖² of the stream, ‖a‖², ‖X + a‖², ‖f‖² and ‖X‖² of what attention reads, of each layer
+        self.energies = torch.zeros(config.num_layers, 5, dtype=torch.float64, device=device)
+        shape = (probe.batches.count, len(probe.positions), config.stream_width)
         self.features = {layer: torch.zeros(shape, device=device) for layer in features}
         self.seen: dict[str, Tensor] = {}
         """The projections of the attention under way."""
@@ -165,7 +165,8 @@ class _Recorder:
             if not attention:
                 continue
             on_enter(block, partial(self._add_energy, layer, 0))
-            if attending := block.attention:
+            if (attending := block.attention) and block.attention_norm is not None:
+                on_enter(block.attention_norm, partial(self._add_energy, layer, 4))
                 on_leave(attending.q, partial(self.seen.__setitem__, "q"))
                 on_leave(attending.k, partial(self.seen.__setitem__, "k"))
                 on_leave(attending, partial(self._add_energy, layer, 1))
@@ -242,9 +243,9 @@ class _Recorder:
         heads = list(means[0].split(list(config.heads)))
         gated = [len(each) * (config.attention_gate != "none") for each in heads]
         found = [part.flatten()[:count] for part, count in zip(gates.split(config.heads), gated, strict=True)]
-        on_enter, attention, middle, ffn = self.energies.cpu().unbind(1)
+        on_enter, attention, middle, ffn, read = self.energies.cpu().unbind(1)
         path = torch.cumsum(attention + ffn, 0) - (attention + ffn)
-        layers = torch.stack([attention / on_enter, ffn / middle, path / on_enter], dim=1)
+        layers = torch.stack([attention / read, ffn / middle, path / on_enter], dim=1)
         absent = {(layer, "attention_write") for layer, count in enumerate(config.heads) if not count}
         absent |= {(layer, "ffn_write") for layer, width in enumerate(config.ffn_widths) if not width}
         return ProbeResult(heads, layers, features, found, frozenset(absent))

@@ -112,16 +112,18 @@ class OwnWeights:
         return dict(zip(self.names, (moved / whole).tolist(), strict=True))
 
     def gather_full(self, world: World) -> Iterator[tuple[str, Tensor]]:
-        """Yield the masters in full shape, one at a time, on the CPU of every rank. Collective."""
+        """Yield the masters of matrices of the blocks in full shape, one at a time, on the CPU of every rank.
+        Collective."""
         for name, pieces in self._pieces.items():
-            whole = torch.zeros(self.specs[name].shape, device=world.device)
-            # Projections are cut along dimension 0, so that a shard is a run of the flat tensor.
-            shard = whole.view(self.tensor_parallel, -1)[self.tensor_rank]
-            for view, start in pieces:
-                shard[start : start + view.numel()].copy_(view)
+            shape, dimension = self.shapes[name], self.specs[name].shard_dimension
+            parts = self.tensor_parallel if dimension is not None else 1
+            shards = torch.zeros(parts, math.prod(shape), device=world.device)
+            if self.tensor_rank < parts:  # what is not cut is the same on all t ranks
+                for view, start in pieces:
+                    shards[self.tensor_rank, start : start + view.numel()].copy_(view)
             if world.size > 1:
-                dist.all_reduce(whole)
-            yield name, whole.cpu()
+                dist.all_reduce(shards)
+            yield name, torch.cat(shards.view(parts, *shape).unbind(), dimension or 0).cpu()
 
 
 def displacement_row(displacements: Mapping[str, float], reference: str) -> dict[str, float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.config import ModelConfig, divisors
-from model.errors import UserError
+from model.config import ModelConfig
+from model.errors import UserError, divisors
 from model.parallel_plan import split_multiple
 
 

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.declared import NonNegativeInt, PositiveInt, declared
@@ -48,6 +49,8 @@ class EvaluationOptions:
     """read the tasks' data sets from here instead of the hub"""
     step: NonNegativeInt | None = None
     """which checkpoint of a run (default: the newest valid one)"""
+    last: PositiveInt = 1
+    """score so many of a run's newest checkpoints, and report the means of their scores, which vary less"""
     limit: PositiveInt | None = None
     """at most this many items of each task, for a first look"""
     batch_tokens: PositiveInt | None = None
@@ -89,6 +92,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "--data_dir DIR saves the tasks' data sets.",
     )
     check_variables("hub")
+    earlier = _earlier_steps(options)
     if options.follow:
         check_followed(options)
     else:
@@ -132,22 +136,29 @@ def run_evaluation(arguments: Sequence[str]) -> None:
             world,
         )
         return
+    scored = [headline(score_step(step)[2]) for step in earlier]
     model, step, results = score_step(options.step)
+    scored.append(headline(results))
+    figures = {name: fmean(each[name] for each in scored) for name in scored[-1]}
     if not world.is_main:
         return
     print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
     if model.truncated:
         too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
         print(log_line("note", f"{too_long} and cut on the left"))
+    if earlier:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        print(log_line("means", f"of {len(scored)} checkpoints, the table's and those before it: {shown}"))
     where = "evaluation.json" if step is None else f"evaluation/step_{step:06d}.json"
     out = Path(options.out or Path(options.model, where))
     theirs = out.with_name(f"{out.stem}.lm_eval.json")
     record = {
         "model": options.model,
         "step": step,
+        "earlier_steps": earlier,
         "tasks": tasks,
         "limit": options.limit,
-        "figures": headline(results),
+        "figures": figures,
         "results": results["results"],
         "items": results["n-samples"],
         "shots": results["n-shot"],
@@ -163,6 +174,24 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     except OSError as error:
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
     print(log_line("wrote", f"{out}; as lm-eval writes it: {theirs}"))
+
+
+def _earlier_steps(options: EvaluationOptions) -> list[int]:
+    """Steps of the checkpoints that are scored besides the newest, ascending.
+
+    Raises:
+        UserError: there are too few, or --last does not go with the other flags.
+    """
+    if options.last == 1:
+        return []
+    if options.follow or options.step is not None:
+        other = "--follow" if options.follow else "--step"
+        raise UserError(f"last: {options.last} was given with {other}; leave one of both out")
+    steps = checkpoint_steps(Path(options.model)) if is_run(Path(options.model)) else []
+    if len(steps) < options.last:
+        valid = f"it has {len(steps)} checkpoints" if steps else "give a run's folder"
+        raise UserError(f"last: {options.last} is not valid for {options.model!r}; {valid}")
+    return steps[-options.last : -1]
 
 
 def check_followed(options: EvaluationOptions) -> None:

@@ -67,9 +67,9 @@ class Growth(Hook):
             )
         if config.active:
             check_every_split(run, self.model, session.batch.micro_batch)
-        layers, d = self.model.num_layers, self.model.d_model
+        layers = self.model.num_layers
         self._moments: list[Tensor | None] = [None] * layers
-        self._captured = [torch.zeros(0, d) for _ in range(layers)]
+        self._captured = [torch.zeros(0, width) for width in self.model.block_widths]
         self._top: list[Tensor | None] = [None] * layers
         self._directions: dict[Change, Tensor] = {}
 
@@ -93,9 +93,9 @@ class Growth(Hook):
         """Load the tensors of ``state``; directions of pending heads are read where their weights are
         made."""
         for name, kept, dimensions in self._list_kept():
-            for layer in range(self.model.num_layers):
+            for layer, width in enumerate(self.model.block_widths):
                 tensor = tensors.get(f"{name}{layer}", torch.empty(0))
-                if tensor.ndim == dimensions and tensor.shape[-1] == self.model.d_model:
+                if tensor.ndim == dimensions and tensor.shape[-1] == width:
                     kept[layer] = tensor
 
     def model_changed(self, model: ModelConfig) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor
 from model.attention import Attention, BlockInputs, Heads, attend
 from model.collectives import all_gather
 from model.config import ModelConfig
+from model.context import all_positions
+from model.context_plan import zigzag
 from model.documents import PackedDocuments
 from model.loss import IGNORED_LABEL
 from model.parameters import parameter_specs
@@ -52,7 +54,7 @@ def second_moments(engine: Any, batches: Sequence[list[Tensor]], world: World) -
         counted: Tensor | None = None
 
         def record(layer: int, module: Any, inputs: tuple[Any, ...]) -> None:
-            # [B T, d]; with sequence parallelism a part of T
+            # [B T, d]; with sequence or context parallelism a part of T
             rows = inputs[0].detach().flatten(0, -2).float()
             if counted is not None:
                 rows = rows[counted]
@@ -137,7 +139,11 @@ def gradient_norms(
             for layer, gradient in zip(candidates, gradients, strict=True):
                 weight = _output_gradient(network, layer, gradient, inputs[layer], candidates[layer])
                 weights[layer] = weights[layer] + weight if layer in weights else weight
-    passes = world.data_parallel * len(batches)
+    passes, c = world.data_parallel * len(batches), world.context_parallel
+    if c > 1:  # gradients are c times those of a rank's positions
+        for weight in weights.values():
+            dist.all_reduce(weight, group=world.grid.context_group)
+            weight /= c
     return {
         layer: torch.linalg.matrix_norm(world.sum(weights[layer]) / passes).item() for layer in candidates
     }
@@ -168,7 +174,8 @@ def _attention(network: Transformer, layer: int) -> Attention:
 
 
 def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head: Candidate) -> Tensor:
-    """The output [B, T, d_h] of a head on what an attention module was *given* (see Attention.forward)."""
+    """The output [B, T, d_h] of a head on what an attention module was *given* (see Attention.forward), at
+    the positions that this rank holds."""
     hidden, inputs = given[0], BlockInputs(*given[1:])
     attention, mask = _attention(network, layer), inputs.mask
     if network.grid.sequence_parallel:
@@ -178,10 +185,17 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
         query, key = attention.q_norm(query), attention.k_norm(key)
     if inputs.table is not None:
         query, key = rotate(query, inputs.table), rotate(key, inputs.table)
+    length, spans, rows = hidden.shape[1] * network.grid.context_parallel, None, None
     if inputs.offsets is not None:  # a kernel keeps packed documents apart; here a mask does
-        documents = PackedDocuments(inputs.offsets, len(hidden), hidden.shape[1], hidden.dtype)
+        documents = PackedDocuments(inputs.offsets, len(hidden), length, hidden.dtype)
         mask = documents.mask(attention.window)
-    return attend(Heads(query, key, value, mask), attention.scale, attention.window).flatten(2)
+    if context := attention.context:
+        key, value = (all_positions(part, network.grid) for part in (key, value))
+        spans = zigzag(network.grid.context_rank, network.grid.context_parallel, length)
+        rows = [context.mask_rows(span, length) for span in spans] if context.ranks > 1 else None
+    heads = Heads(query, key, value, mask, spans=spans, rows=rows)
+    output = attend(heads, attention.scale, attention.window).flatten(2)
+    return output if network.config.attention_gate == "none" else output / 2  # by the gates of a new head
 
 
 def _gather_sequence(hidden: Tensor, network: Transformer) -> Tensor:

@@ -39,6 +39,9 @@ class HeadScheduleConfig(PreTrainedConfig):
 
     vocab_size: int = 50257
     hidden_size: int = 768
+    block_width: int | list[int] | None = None
+    """How many coordinates of the residual stream layers read and write, the first ones, all layers or each;
+    hidden_size when not given. The stream has the largest of them and hidden_size coordinates."""
     intermediate_size: int = 2048
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
@@ -112,6 +115,30 @@ class HeadScheduleConfig(PreTrainedConfig):
             if name.removeprefix("layers.*.") not in absent
         }
         super().__post_init__(**kwargs)
+
+
+def block_width(config: HeadScheduleConfig, layer_idx: int) -> int:
+    """How many coordinates of the residual stream the layer reads and writes."""
+    width = config.block_width
+    return (width[layer_idx] if isinstance(width, list) else width) or config.hidden_size
+
+
+def layer_rotary(config: HeadScheduleConfig, layer_idx: int) -> tuple[int, float] | None:
+    """Dims of a head that the layer rotates, and their base; None if it rotates none."""
+
+    def own(value: Any) -> Any:
+        return value[layer_idx] if isinstance(value, list) else value
+
+    layer, base = config.per_layer_config[layer_idx], own(config.rope_theta)
+    if config.positions != "rope" or base is None or not layer.num_attention_heads:
+        return None
+    return round(own(config.partial_rotary) * layer.head_dim), float(base)
+
+
+def layer_window(config: HeadScheduleConfig, layer_idx: int) -> int | None:
+    """Positions that a query of the layer sees, itself included; None: all before it."""
+    sliding = (config.layer_types or [])[layer_idx] == "sliding_attention"
+    return config.per_layer_config[layer_idx].sliding_window if sliding else None
 
 
 __all__ = ["HeadScheduleConfig"]

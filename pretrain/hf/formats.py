@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from model.blocks import BLOCKS
-from model.config import ModelConfig, YarnScaling
+from model.config import ModelConfig
 from model.declared import to_dict
 from model.errors import UserError
 from model.parameters import parameter_specs
+from model.schedules import YarnScaling
 from pretrain.config.hf_config_file import FORMATS, LLAMA_LIKE, ROPE_TYPES, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.padding import choose_padding, pad_parameter, padded_model

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
@@ -31,8 +32,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, eager
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_head_schedule import HeadScheduleConfig
-from .rotary_head_schedule import HeadScheduleRotaryEmbedding, Rotation, layer_rotary
+from .configuration_head_schedule import HeadScheduleConfig, block_width, layer_rotary, layer_window
+from .rotary_head_schedule import HeadScheduleRotaryEmbedding, Rotation
 
 
 class HeadScheduleBiasedNorm(nn.RMSNorm):
@@ -47,18 +48,12 @@ class HeadScheduleBiasedNorm(nn.RMSNorm):
         return super().forward(hidden_states) + self.bias
 
 
-def build_norm(config: HeadScheduleConfig) -> nn.Module:
-    """The norm that the configuration asks for, over hidden_size."""
+def build_norm(config: HeadScheduleConfig, width: int) -> nn.Module:
+    """The norm that the configuration asks for, over *width* coordinates."""
     if config.norm == "layernorm":
-        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+        return nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
     kind = HeadScheduleBiasedNorm if config.norm_bias else nn.RMSNorm
-    return kind(config.hidden_size, eps=config.norm_eps)
-
-
-def layer_window(config: HeadScheduleConfig, layer_idx: int) -> int | None:
-    """Positions that a query of the layer sees, itself included; None: all before it."""
-    sliding = (config.layer_types or [])[layer_idx] == "sliding_attention"
-    return config.per_layer_config[layer_idx].sliding_window if sliding else None
+    return kind(width, eps=config.norm_eps)
 
 
 class HeadScheduleAttention(nn.Module):
@@ -77,17 +72,18 @@ class HeadScheduleAttention(nn.Module):
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         self.sliding_window = layer_window(config, layer_idx)
+        hidden = block_width(config, layer_idx)
         width = layer.num_attention_heads * self.head_dim
         kv_width = layer.num_key_value_heads * self.head_dim
         qkv_bias = config.attention_bias in ("qkv", "all")
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=qkv_bias)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.attention_bias in ("output", "all"))
+        self.q_proj = nn.Linear(hidden, width, bias=qkv_bias)
+        self.k_proj = nn.Linear(hidden, kv_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(hidden, kv_width, bias=qkv_bias)
+        self.o_proj = nn.Linear(width, hidden, bias=config.attention_bias in ("output", "all"))
         self.gated = config.attention_gate
         if self.gated != "none":
             gates = width if self.gated == "element" else layer.num_attention_heads
-            self.g_proj = nn.Linear(config.hidden_size, gates, bias=False)
+            self.g_proj = nn.Linear(hidden, gates, bias=False)
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if config.qk_norm != "none":
@@ -157,7 +153,7 @@ class HeadScheduleMLP(nn.Module):
         super().__init__()
         self.gated = config.feed_forward == "swiglu"
         inner = config.per_layer_config[layer_idx].intermediate_size
-        width, bias = config.hidden_size, config.mlp_bias
+        width, bias = block_width(config, layer_idx), config.mlp_bias
         if self.gated:
             self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
@@ -173,23 +169,26 @@ class HeadScheduleMLP(nn.Module):
 
 
 class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x)); without one of both in layers that lack it."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); without one of both in layers that lack it. x is the
+    first *width* coordinates of the residual stream, the others stay."""
 
     def __init__(self, config: HeadScheduleConfig, layer_idx: int) -> None:
         super().__init__()
         self.layer_idx = layer_idx
+        self.width = block_width(config, layer_idx)
         layer = config.per_layer_config[layer_idx]
         self.self_attn: HeadScheduleAttention | None = None
         self.mlp: HeadScheduleMLP | None = None
         if layer.num_attention_heads:
             self.self_attn = HeadScheduleAttention(config, layer_idx)
-            self.input_layernorm = build_norm(config)
+            self.input_layernorm = build_norm(config, self.width)
         if layer.intermediate_size:
             self.mlp = HeadScheduleMLP(config, layer_idx)
-            self.post_attention_layernorm = build_norm(config)
+            self.post_attention_layernorm = build_norm(config, self.width)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        """Hidden states [B, T, d] -> [B, T, d]; the other arguments go to the attention."""
+        """The residual stream [B, T, d] -> [B, T, d]; the other arguments go to the attention."""
+        hidden_states, rest = hidden_states[..., : self.width], hidden_states[..., self.width :]
         if self.self_attn is not None:
             attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
             hidden_states = hidden_states + attended
@@ -199,7 +198,7 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
             cache.update(nothing, nothing, self.layer_idx)
         if self.mlp is not None:
             hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
-        return hidden_states
+        return torch.cat((hidden_states, rest), dim=-1) if rest.shape[-1] else hidden_states
 
 
 def create_masks(
@@ -268,11 +267,13 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         self.layers = nn.ModuleList(
             HeadScheduleDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
         )
-        self.norm = build_norm(config)
+        self.norm = build_norm(config, config.hidden_size)
         self.gradient_checkpointing = False
         # Not looked up in self.layers: a server's pipeline leaves those of other ranks out.
         self.rotaries = [layer_rotary(config, layer) for layer in range(config.num_hidden_layers)]
         self.windows = [layer_window(config, layer) for layer in range(config.num_hidden_layers)]
+        widths = [block_width(config, layer) for layer in range(config.num_hidden_layers)]
+        self.added = max(0, max(widths) - config.hidden_size)
         self.post_init()
 
     @merge_with_config_defaults
@@ -307,6 +308,8 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
             hidden_states = hidden_states + self.embed_positions(position_ids)
         elif self.rotary_emb is not None:
             rotations = self.rotary_emb(position_ids)
+        if self.added:
+            hidden_states = F.pad(hidden_states, (0, self.added))
         if isinstance(attention_mask, dict):  # made beforehand by generate(), for compiled decoding
             masks = attention_mask
         else:
@@ -322,7 +325,8 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
                 **kwargs,
             )
         return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=self.norm(hidden_states[..., : self.config.hidden_size]),
+            past_key_values=past_key_values,
         )
 
     def _positions(self, inputs_embeds: Tensor, attention_mask: Any, past_key_values: Cache | None) -> Tensor:

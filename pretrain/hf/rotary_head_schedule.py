@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .configuration_head_schedule import HeadScheduleConfig
+from .configuration_head_schedule import HeadScheduleConfig, layer_rotary
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, d_h]
 
@@ -51,18 +51,6 @@ class HeadScheduleRotaryEmbedding(nn.Module):
             angles = (position_ids[..., None].float() * frequencies).repeat(1, 1, 2)
             rotations[kind] = (angles.cos() * self.magnitude, angles.sin() * self.magnitude)
         return rotations
-
-
-def layer_rotary(config: HeadScheduleConfig, layer_idx: int) -> tuple[int, float] | None:
-    """Dims of a head that the layer rotates, and their base; None if it rotates none."""
-
-    def own(value: Any) -> Any:
-        return value[layer_idx] if isinstance(value, list) else value
-
-    layer, base = config.per_layer_config[layer_idx], own(config.rope_theta)
-    if config.positions != "rope" or base is None or not layer.num_attention_heads:
-        return None
-    return round(own(config.partial_rotary) * layer.head_dim), float(base)
 
 
 def kept_share(frequencies: Tensor, base: float, scaling: dict[str, Any]) -> Tensor:

@@ -2,8 +2,8 @@
 
 A group's name says what is in it: ``base/decay``, ``base/no_decay``, and for each rule ``RULE/decay`` and
 ``RULE/no_decay``; the blocks' matrices are in ``base/muon`` and ``RULE/muon`` with Muon, in ``base/hidden``
-and ``RULE/hidden`` with AdamW and parametrization mup. The schedule, the logs and the checkpoints
-identify groups by name, not by position.
+and ``RULE/hidden`` with AdamW and parametrization mup, with ``block_width`` in ``base/width_96/hidden`` and
+so on. The schedule, the logs and the checkpoints identify groups by name, not by position.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ def group_suffix(role: ParameterRole, config: OptimizerConfig, model: ModelConfi
     return "decay" if decays(role, config) else "no_decay"
 
 
-def width_factor(suffix: str, model: ModelConfig, scale: MuonScale) -> float:
+def width_factor(suffix: str, ratio: float, scale: MuonScale) -> float:
     """The factor of a group's learning rate with parametrization mup; 1 without it.
+
+    *ratio* is m of its matrices, the width of their layers over base_width.
 
     A matrix of the blocks is to change its outputs by as much at every width: the spectral norm of its
     update, times its rate, goes as sqrt(outputs / inputs) (arXiv 2310.17813). Between models of the same
@@ -53,8 +55,8 @@ def width_factor(suffix: str, model: ModelConfig, scale: MuonScale) -> float:
     are about 1 and correlated, as the width (arXiv 2203.03466, table 8).
     """
     if suffix == "hidden":
-        return 1 / model.width_ratio
-    return 1 / math.sqrt(model.width_ratio) if suffix == "muon" and scale == "rms" else 1.0
+        return 1 / ratio
+    return 1 / math.sqrt(ratio) if suffix == "muon" and scale == "rms" else 1.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Group:
     """Names, in the model's order."""
     width_factor: float = 1.0
     """Factor of the learning rate, see width_factor; not of the decay."""
+    separate: bool = False
+    """Whether it is one matrix, whose rate follows its spectrum."""
 
     @property
     def decays(self) -> bool:
@@ -87,6 +91,7 @@ def plan_groups(
     rules: Sequence[LearningRateRule],
     model: ModelConfig,
     scale: MuonScale = "rms",
+    separate: bool = False,
 ) -> list[Group]:
     """Sort parameters into groups by their role, never by their shape (under ZeRO-3 every shape is flat).
 
@@ -95,6 +100,8 @@ def plan_groups(
         config: which kinds are decayed, and whether Muon steps some.
         rules: the first that matches a parameter is its rule.
         scale: of Muon's updates.
+        separate: whether every matrix and embedding has a group of its own, such as
+            ``base/layers.0.attention.q/muon``.
 
     Returns:
         Non-empty groups in a fixed order, the same on every rank: base first, then the rules in their order;
@@ -106,24 +113,31 @@ def plan_groups(
     layers = model.num_layers
     matched = match_rules(rules, roles, layers)
     lowest = {rule.name: min(rule.layer_set(layers) or {0}) for rule in rules}
-    members: dict[tuple[int, int, int], list[str]] = {}
+    members: dict[tuple[int, int, int, int, int], list[str]] = {}
     order: list[LearningRateRule | None] = [None, *rules]
-    for name, role in roles.items():
+    for index, (name, role) in enumerate(roles.items(), start=1):
         rule = matched[name]
         depth = 0
         if rule is not None and rule.depth_decay != 1 and role.layer is not None:
             depth = role.layer - lowest[rule.name]
-        kind = SUFFIXES.index(group_suffix(role, config, model))
-        members.setdefault((order.index(rule), depth, kind), []).append(name)
+        kind, width = SUFFIXES.index(group_suffix(role, config, model)), 0
+        if model.parametrization == "mup" and is_hidden(role) and role.layer is not None:
+            width = model.layer_width(role.layer)
+        own = index if separate and role.kind in ("matrix", "embedding") else 0
+        members.setdefault((order.index(rule), depth, kind, width, own), []).append(name)
     groups = []
-    for (place, depth, kind), names in sorted(members.items()):
+    for (place, depth, kind, width, own), names in sorted(members.items()):
         rule = order[place]
         prefix = BASE if rule is None else rule.name
         if rule is not None and rule.depth_decay != 1:
             prefix += f"/layer_{lowest[rule.name] + depth}"
+        if width and isinstance(model.block_width, tuple):
+            prefix += f"/width_{width}"
+        if own:
+            prefix += f"/{names[0].removesuffix('.weight')}"
         suffix = SUFFIXES[kind]
-        factor = width_factor(suffix, model, scale)
-        groups.append(Group(f"{prefix}/{suffix}", suffix, rule, depth, tuple(names), factor))
+        factor = width_factor(suffix, width / (model.base_width or 1) if width else 1.0, scale)
+        groups.append(Group(f"{prefix}/{suffix}", suffix, rule, depth, tuple(names), factor, own > 0))
     return groups
 
 
@@ -134,11 +148,15 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
         UserError: as plan_groups.
     """
     roles = {name: spec.role for name, spec in parameter_specs(model).items()}
-    return plan_groups(roles, run.optimizer, run.lr_rules, model, run.muon.scale)
+    separate = run.llr.apply != "none"
+    return plan_groups(roles, run.optimizer, run.lr_rules, model, run.muon.scale, separate)
 
 
 def parameter_groups(
-    model: Transformer, config: OptimizerConfig, rules: Sequence[LearningRateRule] = ()
+    model: Transformer,
+    config: OptimizerConfig,
+    rules: Sequence[LearningRateRule] = (),
+    separate: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the groups of plan_groups with the model's parameters, in the form that an optimizer takes.
 
@@ -159,7 +177,7 @@ def parameter_groups(
             "weight_decay": config.weight_decay if group.decays else 0.0,
         }
         | ({"kind": "muon" if group.suffix == "muon" else "adamw"} if config.kind == "muon" else {})
-        for group in plan_groups(parameter_roles(model), config, rules, model.config)
+        for group in plan_groups(parameter_roles(model), config, rules, model.config, separate=separate)
     ]
 
 
@@ -189,7 +207,8 @@ def build_optimizer(
 class GroupRates:
     """Learning rate and weight decay of every group at every step.
 
-    lr(group, step) = peak x base schedule(step) x factor of its rule(step) x width_factor. Muon's groups may
+    lr(group, step) = peak x base schedule(step) x factor of its rule(step) x width_factor x its factor in
+    ``factors``. Muon's groups may
     have a peak of their own. Both updates subtract lr x weight_decay x weight (Loshchilov & Hutter 2019,
     algorithm 2), so a rule slows the decay down as well; ``decay_with_lr: false`` divides the factor out
     again. width_factor is divided out always: how long a weight lasts does not depend on the width.
@@ -207,6 +226,9 @@ class GroupRates:
         self.base = LearningRateSchedule(run.schedule, run.steps)
         self.config = run.optimizer
         self.peak_of_muon = run.muon.learning_rate or run.optimizer.learning_rate
+        self.factors: Mapping[str, float] = {}
+        """By group, of the present step: what its spectrum gives (pretrain/diagnostics/spectral_rates.py); 1
+        where it is not there."""
         self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in run.lr_rules}
 
     def compute(
@@ -220,7 +242,7 @@ class GroupRates:
         """
         group = self.groups[name]
         peak = self.peak_of_muon if group.suffix == "muon" else self.config.learning_rate
-        rate = peak * self.base.factor(step) * group.width_factor
+        rate = peak * self.base.factor(step) * group.width_factor * self.factors.get(name, 1.0)
         decay = self.config.weight_decay / group.width_factor if group.decays else 0.0
         if group.rule is None:
             return rate, decay

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.attention import flash_supports
+from model.attention import BLOCK_ROWS, flash_supports
 from model.config import ModelConfig
 from model.context_plan import ContextForm, context_form
 from model.documents import varlen_head_dim
@@ -41,10 +41,8 @@ class Parameter:
     """Which of the optimizer's groups it is in when embeddings are not decayed."""
     muon: bool
     """Whether Muon steps it, in a run with Muon."""
-    hidden: bool
-    """Whether it is a matrix of the blocks."""
-    by_width: bool
-    """Whether the model has parametrization mup, whose hidden matrices have a rate of their own."""
+    width: int
+    """With parametrization mup: of its layer, if it is a matrix of one, whose rate depends on it; else 0."""
 
 
 @functools.lru_cache(maxsize=256)  # a plan tries many micro-batches and degrees
@@ -57,9 +55,10 @@ def rank_parameters(config: ModelConfig, tensor_parallel: int = 1) -> tuple[Para
             shape = (config.padded_vocab_size(tensor_parallel), *shape[1:])
         ranks = 1 if spec.shard_dimension is None else tensor_parallel
         elements = math.prod(shape) // ranks
-        decayed, by_width = spec.role.kind == "matrix", config.parametrization == "mup"
-        kinds = (decayed, takes_muon(spec.role), is_hidden(spec.role))
-        parameters.append(Parameter(name, elements, *kinds, by_width))
+        role, width = spec.role, 0
+        if config.parametrization == "mup" and is_hidden(role) and role.layer is not None:
+            width = config.layer_width(role.layer)
+        parameters.append(Parameter(name, elements, role.kind == "matrix", takes_muon(role), width))
     return tuple(parameters)
 
 
@@ -101,25 +100,27 @@ class _Pass:
         """Ranks that share a hidden state."""
         return self.t if self.settings.sequence_parallel else 1
 
-    def gathered(self) -> int:
-        """Bytes that sequence parallelism adds to a norm's output, which is gathered."""
-        return self.tokens * self.config.d_model * self.element * (self.parts - 1) // self.parts
-
-    def norm(self) -> int:
+    def norm(self, width: int, of_stream: bool) -> int:
         """Bytes of one norm's input, output and statistics for the backward pass.
 
         torch has no fused RMS norm on CPUs: the widened input and the normed values are kept in fp32 there.
+        A norm of the first coordinates of the stream keeps all of it, unless it keeps them widened. With
+        sequence parallelism the output is gathered.
         """
-        tokens, d, s = self.tokens // self.parts, self.config.d_model, self.element
+        tokens, s = self.tokens // self.parts, self.element
+        gathered = self.tokens * width * s * (self.parts - 1) // self.parts
+        copied = self.device == "cpu" and self.config.norm == "rmsnorm" and s < FP32_BYTES
+        read = self.config.stream_width if of_stream and not copied else width
         if self.config.norm == "rmsnorm":
-            input_bytes = 2 * FP32_BYTES if self.device == "cpu" else s
-            return tokens * ((input_bytes + s) * d + FP32_BYTES)
-        return tokens * (2 * s * d + 2 * FP32_BYTES)
+            kept = FP32_BYTES * (read + width) if self.device == "cpu" else s * read
+            return tokens * (kept + s * width + FP32_BYTES) + gathered
+        return tokens * (s * (read + width) + 2 * FP32_BYTES) + gathered
 
     def layer(self, layer: int) -> int:
         """Bytes that autograd keeps of one layer for its backward pass.
 
-        Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply), and
+        Per token: both norms' inputs and outputs, 4 d s (outputs are what q, k, v and gate, up multiply; the
+        first input is the whole stream where the layer has a narrower width d), and
         the norms' statistics in fp32; q, k, v as attention sees them and its output, (2 A + 2 A_kv) s / t,
         and 4 bytes of log-sum-exp a head; q and k before qk_norm; gate, up, the activation and the product,
         4 F s / t (plain: before and after the activation, 2 F s / t). A layer without attention or without a
@@ -159,7 +160,8 @@ class _Pass:
         total = self.tokens * (
             self.element * (attention + hidden) + normed + FP32_BYTES * config.heads[layer] // t
         )
-        total += ((q > 0) + (width > 0)) * (self.norm() + self.gathered())
+        norms = (q > 0) + (width > 0)
+        total += sum(self.norm(config.layer_width(layer), of_stream=i == 0) for i in range(norms))
         if windowed and window is not None and not mask:
             chunk, seen = config.context_length, config.context_length
             if context.key_ranks > 1:
@@ -182,6 +184,15 @@ class _Pass:
         heads = self.config.attention_width(layer) // self.t // context.head_ranks
         heads *= ranks if self.form(layer)[0] == "query" else 1
         return 3 * 2 * self.tokens * self.c * heads * self.element
+
+    def block_masks(self) -> int:
+        """Bytes of the mask that blocks of queries share on a CPU where keys are gathered: a block's, and all
+        keys before it."""
+        ranks = [self.context(layer).key_ranks for layer in self.config.attention_layers]
+        if self.device == "cuda" or max(ranks, default=1) == 1:
+            return 0
+        rows = min(BLOCK_ROWS, self.config.context_length // (2 * max(ranks)))
+        return rows * (rows + self.config.context_length) * self.element
 
     def form(self, layer: int) -> tuple[str, int]:
         """In which form ranks share the layer's heads, and how many share one."""
@@ -274,7 +285,7 @@ def activations(
     passed = _Pass(config, micro_batch, settings, t, device)
     tokens, columns = passed.tokens, config.classes or config.padded_vocab_size(t) // t
     layers = tuple(passed.layer(layer) for layer in range(config.num_layers))
-    hidden = tokens // passed.parts * d * s
+    hidden = tokens // passed.parts * config.stream_width * s
     # In the feed-forward network: the gradients of the product and of both factors (plain: before and after
     # the activation), less the product that is free by then; and the gradient that comes in.
     work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * max(config.ffn_widths) // t
@@ -289,17 +300,21 @@ def activations(
     else:
         loss_chunks = LOSS_CHUNKS * FP32_BYTES * min(CHUNK_ELEMENTS[device], tokens * columns)
     if settings.fused == "all":  # the weights of fused products are copied together
-        products = (s * d * _fused_columns(config, layer) // t for layer in range(config.num_layers))
+        products = (
+            s * config.layer_width(layer) * _fused_columns(config, layer) // t
+            for layer in range(config.num_layers)
+        )
         layers = tuple(map(sum, zip(layers, products, strict=True)))
     return Activations(
         per_layer=layers,
         kept=tuple(hidden for _ in layers) if settings.checkpointing else layers,
-        final_norm=passed.norm() + passed.gathered(),
+        final_norm=passed.norm(d, of_stream=True),
         # ids, labels and, unless the loss is fused, targets; log-sum-exp; mask
         outside=config.context_length * passed.tables()
         + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1)
         # with context parallelism all ids and labels, and a copy of the own ones; the own part of the tables
-        + (passed.c > 1) * (passed.length * passed.tables() + 2 * 8 * tokens * passed.c),
+        + (passed.c > 1) * (passed.length * passed.tables() + 2 * 8 * tokens * passed.c)
+        + passed.block_masks(),
         documents=passed.documents() if settings.document_mask else 0,
         head_gradient=FP32_BYTES * columns * d if fused else 0,
         logits=0 if fused else tokens * columns * s,

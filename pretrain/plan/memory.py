@@ -84,9 +84,9 @@ def muon_elements(parameters: tuple[Parameter, ...], settings: EngineSettings) -
 
 def largest_group(parameters: tuple[Parameter, ...], settings: EngineSettings) -> int:
     """Elements of the largest group of the optimizer, without rules."""
-    groups: dict[tuple[bool, bool, bool], int] = {}
+    groups: dict[tuple[bool, bool, int], int] = {}
     for p in parameters:
-        key = (p.decayed, settings.muon and p.muon, p.hidden and p.by_width)
+        key = (p.decayed, settings.muon and p.muon, p.width)
         groups[key] = groups.get(key, 0) + p.elements
     return max(groups.values())
 

@@ -26,10 +26,11 @@ def describe(plan: RunPlan, ds_config: str) -> str:
     run, model, machine, batch = plan.run, plan.model, plan.machine, plan.batch
     precision = "bf16" if plan.settings.bf16 else "fp32"
     gpu = f"{machine.gpu}, {machine.memory / GIB:.1f} GiB"
+    blocks = "" if model.block_width is None else f"block width {format_heads(model.block_widths)}, "
     lines = [
         f"recipe   {run.recipe}",
         f"model    {run.model}: {model.num_parameters():,} parameters, {model.num_layers} layers, "
-        f"heads {format_heads(model.heads)}, FFN width {format_heads(model.ffn_widths)}, d_model "
+        f"heads {format_heads(model.heads)}, FFN width {format_heads(model.ffn_widths)}, {blocks}d_model "
         f"{model.d_model}, context {model.context_length}, "
         f"vocabulary {model.vocab_size:,}",
         f"world    {machine.ranks} ranks = {machine.nodes} x {machine.gpus_per_node} GPUs ({gpu}); "

@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from model.config import ModelConfig
+from model.config import ModelConfig, divisors
+from model.context_plan import check_context_parallel
 from model.errors import UserError
 from model.parallel_plan import check_tensor_parallel, check_world
 from model.transformer import Fused
@@ -135,6 +136,11 @@ def suggest_flags(plan: RunPlan) -> list[str]:
         )
         if (shipped.stage, shipped.offload_optimizer) > (settings.stage, settings.offload_optimizer):
             candidates.append((f"--ds_config ds_configs/{name}.json", shipped, t))
+    if planned == 1:  # else a smaller micro-batch sends nothing more
+        for degree in divisors(plan.machine.ranks // t):
+            if degree > run.context_parallel and _splits(plan.model, degree, t, run.sequence_parallel):
+                changed = dataclasses.replace(settings, context_parallel=degree)
+                candidates.append((f"--context_parallel {degree}", changed, t))
     for degree in range(t + 1, plan.machine.ranks + 1):
         if plan.machine.ranks % (degree * run.context_parallel) == 0 and _divides(
             plan.model, degree, run.sequence_parallel
@@ -166,6 +172,14 @@ def _find_largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int,
         return 0
     sizes = (data_parallel, tensor_parallel, plan.machine.usable, limit)
     return find_micro_batch(per_rank, plan.model, settings, *sizes) or 0
+
+
+def _splits(model: ModelConfig, degree: int, t: int, sequence_parallel: bool) -> bool:
+    try:
+        check_context_parallel(model, degree, t, sequence_parallel=sequence_parallel)
+    except UserError:
+        return False
+    return True
 
 
 def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:

@@ -76,7 +76,6 @@ def plan_tensor_parallel(
     check_split(config, tensor_parallel, micro_batch, context_parallel)
     length = config.context_length // context_parallel
     t, size, tokens = tensor_parallel, DTYPE_BYTES[dtype], micro_batch * length
-    hidden = _ring_bytes(tokens * config.d_model * size, t)
     layers = []
     for layer in range(config.num_layers):
         groups, ranks = head_groups(config.layer_kv_heads(layer), t)
@@ -94,12 +93,12 @@ def plan_tensor_parallel(
                 ranks=ranks,
                 form=form,
                 exchange_bytes=2 * one_way * size,
-                all_reduce_bytes=4 * hidden,
+                all_reduce_bytes=4 * _ring_bytes(tokens * config.layer_width(layer) * size, t),
             )
         )
     # Embedding forward, LM head backward; the largest, the sum and the label's logit of each token (fp64
     # at fp64).
-    outside = 2 * hidden + _ring_bytes(3 * tokens * max(4, size), t)
+    outside = 2 * _ring_bytes(tokens * config.d_model * size, t) + _ring_bytes(3 * tokens * max(4, size), t)
     return ParallelPlan(t, micro_batch, config.context_length, tuple(layers), outside if t > 1 else 0)
 
 

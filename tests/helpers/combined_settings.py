@@ -40,6 +40,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "tapered": "--architecture.ffn_width 'tapered(96, multiple=16)'",
         "one layer": "--architecture.ffn_width 0,128",
     },
+    "block_width": {"d": "", "by layer": "--architecture.block_width 72,32"},
     "attention_gate": {name: f"--architecture.attention_gate {name}" for name in ("none", "head", "element")},
     "local_window": {"none": "", "one layer": "--architecture.local_window '[null, 9]'"},
     "document_mask": {"false": "", "true": "--document_mask true"},
@@ -80,7 +81,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "stage": {"2": "", "1": "", "3": ""},
     "offload": {"false": "", "true": ""},
     "sequence_parallel": {"false": "", "true": "--sequence_parallel true"},
-    "ranks": {"1": "", "2": "", "t=2": "--tensor_parallel 2"},
+    "ranks": {"1": "", "2": "", "t=2": "--tensor_parallel 2", "c=2": "--context_parallel 2"},
     "compile": {"false": "--compile false", "true": "--compile true"},
 }
 
@@ -88,14 +89,6 @@ SETTINGS: dict[str, dict[str, str]] = {
 INFEASIBLE: list[tuple[Configuration, str]] = [
     ({"optimizer": "adamw", "muon.heads": "each"}, "^muon: given with optimizer.kind: adamw"),
     ({"optimizer": "adamw", "muon.heads": "2"}, "^muon: given with optimizer.kind: adamw"),
-    *(
-        (
-            {"growth": growth, "attention_gate": gate},
-            f"^growth.criterion: {growth} adds and prunes heads",
-        )
-        for growth in ("schedule", "gradient")
-        for gate in ("head", "element")
-    ),
     ({"growth": "schedule", "kv_heads": "grouped"}, "^growth.criterion: schedule is not for grouped queries"),
     ({"growth": "gradient", "kv_heads": "grouped"}, "^growth.criterion: gradient is not for grouped queries"),
     ({"growth": "gradient", "activation_checkpointing": "true"}, "^growth.criterion: gradient needs activa"),
@@ -104,6 +97,7 @@ INFEASIBLE: list[tuple[Configuration, str]] = [
     ({"classification": "true", "z_loss": "0.01"}, "^z_loss: is for language models"),
     ({"classification": "true", "document_mask": "true"}, "^document_mask: True does not go with --task"),
     ({"classification": "true", "sequence_parallel": "true"}, "^sequence_parallel: True does not go with"),
+    ({"classification": "true", "ranks": "c=2"}, "^context_parallel: 2 does not go with --task"),
     ({"classification": "true", "validation.data": "other"}, "^validation.data: .* does not go with --task"),
     ({"stage": "3", "compile": "true"}, "^compile: true is not valid at ZeRO stage 3"),
     ({"stage": "3", "fused": "all"}, "^fused: all is not valid at ZeRO stage 3"),

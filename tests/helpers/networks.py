@@ -67,6 +67,15 @@ CONFIGS: dict[str, ModelConfig] = {
     "absent_gpt2": block(
         "gpt2", **SIZES, ffn_width=(0, 192, 64), heads=(2, 0, 3), local_window=(9, None, None)
     ),
+    "cross": block(
+        "llama",
+        **SIZES,
+        heads=(4, 3, 2, 0),
+        kv_heads=(2, 1, 2, 0),
+        block_width=(80, 24, 48, 64),
+        ffn_width=96,
+    ),
+    "waist": block("gpt2", **PLAIN, heads=(2, 3, 4), block_width=(48, 12, 40), attention_gate="head"),
     "no_bias": block("gpt2", **PLAIN, heads=(2, 3), norm_bias=False, attention_bias="none", ffn_bias=False),
 }
 

@@ -194,9 +194,12 @@ class Sent:
     def _counting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*tensors: Any, group: Any = None, **options: Any) -> Any:
             ranks = dist.get_world_size(group)
-            size = tensors[-1].numel() * tensors[-1].element_size()
-            factor = {"all_reduce": 2 / ranks, "all_to_all_single": 1 / ranks}.get(name, 1)
-            self.bytes[name] += size * factor * (ranks - 1)
+            given = tensors[min(1, len(tensors) - 1)]
+            size = given.numel() * given.element_size()
+            factor = {"all_reduce": 2 / ranks, "all_to_all_single": 1 / ranks}.get(name, 1) * (ranks - 1)
+            if len(tensors) == 4:  # unequal parts, by receiver
+                factor = 1 - tensors[3][group.rank()] / max(1, sum(tensors[3]))
+            self.bytes[name] += size * factor
             return original(*tensors, group=group, **options)
 
         return call

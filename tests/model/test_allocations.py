@@ -38,6 +38,32 @@ def test_variable_widths_are_those_of_the_paper(mean, d_model, layers):
         assert found == (1152, 960, 832, 704, 608, 512, 448, 352, 320, 256, 224, 192, 288, 480, 736, 1152)
 
 
+def test_block_widths_keep_the_parameters_of_the_uniform_model():
+    """Of the paper's Transformer: 16 heads, an FFN of 4 w, no biases; less what is never read or written."""
+    uniform = ModelConfig(1000, 64, 640, (16,) * 16, 4 * 640)
+
+    def matter(model):
+        wide = [width for width in model.block_widths if width > 640]
+        lost = 3 * wide[0] * (wide[0] - 640) + 4 * wide[-1] * (wide[-1] - 640) if wide else 0
+        norms = sum(2 * (width - 640) for width in model.block_widths)
+        return model.num_parameters() - lost - norms
+
+    def built(text):
+        widths = uniform.replace(block_width=text, ffn_width=64, heads=(1,) * 16).block_widths
+        return uniform.replace(block_width=widths, ffn_width=tuple(4 * width for width in widths))
+
+    waist = built("waist(640, multiple=32)")
+    assert waist.block_widths == variable_widths(640, 16) and waist.stream_width == 1152
+    for text in ("waist(640, multiple=32)", "tapered(640, multiple=32)", "openelm(640, multiple=32)"):
+        assert matter(built(text)) == pytest.approx(uniform.num_parameters(), rel=0.01), text
+    mixed = uniform.replace(block_width="permuted(waist(640, multiple=32), seed=2)").block_widths
+    assert mixed != waist.block_widths and sorted(mixed) == sorted(waist.block_widths)
+    assert uniform.replace(block_width="uniform(640)") == uniform
+    for text in ("middle(640)", "waist(640, turn=0.01)"):
+        with pytest.raises(UserError, match=r"^block_width: .*; give "):
+            uniform.replace(block_width=text)
+
+
 @pytest.mark.parametrize("size", ["124m", "354m", "757m", "micro", "tiny"])
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_shape_keeps_the_budget(name, size):

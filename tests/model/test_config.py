@@ -93,6 +93,7 @@ WRONG = [
     ("z_loss", [-1.0, math.nan, True, "1", None]),
     ("rope_scaling", [1, "llama3", [], SCALING | {"type": "longrope"}, SCALING | {"factor": 0}]),
     ("ffn_width", [-1, 2**31, 48.5, True, "x", None, math.nan, (), (48, -1, 48), (48, 1.0, 48)]),
+    ("block_width", [0, -1, 2**31, 48.5, True, "x", math.nan, (), (48, 0, 48)]),
     ("heads kv_heads head_dim local_window", [8, (2, -1, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
     ("classes", [1, 2.0, True, "3", 2**31]),
 ]
@@ -219,9 +220,37 @@ def test_layers_without_a_part():
     assert config.summary().endswith("FFN width 96,0,32, d_model 48, context 64")
 
 
+def test_layers_of_different_widths():
+    """Counted by hand: wider and narrower layers than the embeddings, whose heads divide their own width."""
+    config = llama(heads=(4, 2, 0), block_width=(72, 24, 36), ffn_width=(80, 0, 64), ffn_bias=True)
+    assert [config.layer_head_dim(layer) for layer in range(3)] == [18, 12, 0]
+    assert (config.stream_width, config.replace(block_width=(24, 24, 36)).stream_width) == (72, 48)
+    matrices = 4 * 72 * 72 + 3 * 72 * 80 + 4 * 24 * 24 + 3 * 36 * 64
+    biases = (2 * 80 + 72) + (2 * 64 + 36)
+    norms = 2 * 72 + 24 + 36 + 48
+    assert config.num_parameters() == matrices + biases + norms + 260 * 48
+    assert config.flops_per_token() == 6 * (matrices + 260 * 48) + 12 * config.context_length * (72 + 24)
+    assert config.summary().endswith("FFN width 80,0,64, block width 72,24,36, d_model 48, context 64")
+    assert llama(block_width=(48, 48, 48)) == llama(block_width=48) == llama()
+    assert llama(block_width="72x3").block_width == 72
+    mup = {"parametrization": "mup", "base_width": 24, "attention_scale": "none"}
+    ratios = config.replace(**mup)
+    assert [ratios.layer_ratio(layer) for layer in range(3)] == [3, 1, 1.5] and ratios.width_ratio == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"block_width": (48, 48)}, "block_width: 2 layers given, but heads has 3"),
+        (
+            {"block_width": (48, 36, 20)},
+            "heads: layer 1 has 4 heads, which do not divide its block_width 36 into",
+        ),
+        (
+            {"block_width": (48, 8, 1600), "parametrization": "mup", "base_width": 24, "heads": (4, 2, 4)}
+            | {"attention_scale": "none"},
+            "base_width: 24 is more than 64 times narrower than block_width (layer 2) 1600; valid: 25 to",
+        ),
         ({"heads": (0, 4, 4), "ffn_width": (0, 8, 8)}, "heads: layer 0 has neither heads nor a feed-forward"),
         (
             {"heads": (4, 0, 4), "kv_heads": (4, 2, 4)},

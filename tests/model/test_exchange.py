@@ -42,6 +42,19 @@ MODERN = GROUPED.replace(
     attention_scale_base=16,
 )
 CLASSIFIER = WIDE.replace(classes=5)
+# Widths of the residual stream that no degree divides; key/value and attention widths that all divide.
+CROSS = block(
+    "llama", **SHAPE, d_model=25, block_width=(31, 17, 9, 25), heads=(2, 1, 4, 2), head_dim=(12, 12, 6, 12)
+)
+LEARNED = block(
+    "gpt2",
+    **SHAPE | {"ffn_width": (24, 0, 12)},
+    d_model=24,
+    heads=(2, 4, 0),
+    **{"block_width": (24, 48, 7), "attention_gate": "head"},
+)
+WIDTHS = (72, 24, 48, 36, 12)
+VARYING = (CROSS, LEARNED, MODERN.replace(block_width=WIDTHS), GROUPED.replace(block_width=WIDTHS))
 
 
 def worst(results: list[list[dict[str, float]]]) -> list[tuple[float, str]]:
@@ -62,6 +75,7 @@ def test_equals_one_rank(tensor_parallel, batch_form):
             (WIDE, False),
             (MODERN, True),
             (CLASSIFIER, False),
+            *((varying, True) for varying in VARYING),
         )
     ]
     for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
@@ -74,6 +88,7 @@ def test_sequence_parallel_norms_equal_one_rank(tensor_parallel):
     gpt2, on = block("gpt2", **SHAPE, d_model=48, heads=(3, 4)), {"sequence_parallel": True}
     cases = [(GROUPED, 4, 22, on), (WINDOWS, 4, 24, on), (gpt2, 1, 24, on), (MODERN, 4, 24, on)]
     cases += [(GROUPED, 1, 24, on | {"checkpoint_activations": True})]
+    cases += [(varying, 4, 24, on) for varying in VARYING]
     for found in worst(run_distributed(many_differences, tensor_parallel, cases)):
         assert found[0] <= TOLERANCE, found
 
@@ -142,6 +157,8 @@ def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
     if kind == "llama":
         bases = draw(st.lists(st.sampled_from([None, 10.0, 1e4]), min_size=layers, max_size=layers))
         sizes["rope_base"] = bases
+    if draw(st.booleans()):
+        sizes["block_width"] = draw(st.lists(st.integers(2, 24), min_size=layers, max_size=layers))
     gate = draw(st.sampled_from(["none", "none", "head", "element"]))
     config = block(kind, **sizes, **schedules, attention_gate=gate)
     batch = draw(st.integers(1, 5))
@@ -177,7 +194,7 @@ def bytes_sent(config, batch, dtype, checkpointing=False):
     [(2, torch.bfloat16, "bf16"), (3, torch.float64, "fp64"), (4, torch.float32, "fp32")],
 )
 def test_bytes_sent_equal_the_plan(tensor_parallel, dtype, name):
-    for config, batch in ((GROUPED, 12), (GROUPED, 1), (WINDOWS, 12), (WINDOWS, 1)):
+    for config, batch in ((GROUPED, 12), (GROUPED, 1), (WINDOWS, 12), (WINDOWS, 1), (VARYING[3], 12)):
         expected = plan_tensor_parallel(config, tensor_parallel, batch, name)
         for sent in run_distributed(bytes_sent, tensor_parallel, config, batch, dtype):
             exchanged = sent["all_to_all_single"] + sent["all_gather_into_tensor"]

@@ -232,9 +232,13 @@ def plain_logits(config, weights, tokens):
         x = weights["token_embedding.weight"][sequence]  # [T, d]
         if config.positions == "learned":
             x = x + weights["position_embedding.weight"][: len(sequence)]
+        blocks = config.block_width or config.d_model
+        blocks = blocks if isinstance(blocks, tuple) else (blocks,) * len(config.heads)
+        stream = torch.cat([x, x.new_zeros(len(x), max(*blocks, config.d_model) - config.d_model)], dim=1)
         for layer, heads in enumerate(config.heads):
             prefix = f"layers.{layer}"
-            width = config.head_dim[layer] if config.head_dim else config.d_model // (heads or 1)
+            x, rest = stream[:, : blocks[layer]], stream[:, blocks[layer] :]
+            width = config.head_dim[layer] if config.head_dim else blocks[layer] // (heads or 1)
             share = heads // (config.kv_heads[layer] if config.kv_heads else heads) if heads else 0
             window = config.local_window[layer] if config.local_window else None
             if heads:
@@ -272,13 +276,14 @@ def plain_logits(config, weights, tokens):
                     gates = 1 / (1 + (-y @ weights[f"{prefix}.attention.head_gate.weight"].T).exp())
                     output = output * gates.repeat_interleave(width, dim=1)
                 x = x + linear(f"{prefix}.attention.o", output)
-            if not (config.ffn_width[layer] if isinstance(config.ffn_width, tuple) else config.ffn_width):
-                continue
-            y = norm(f"{prefix}.ffn_norm", x)
-            inner = linear(f"{prefix}.ffn.up", y)
-            gated = config.ffn == "swiglu"
-            inner = activation(linear(f"{prefix}.ffn.gate", y)) * inner if gated else activation(inner)
-            x = x + linear(f"{prefix}.ffn.down", inner)
+            if config.ffn_width[layer] if isinstance(config.ffn_width, tuple) else config.ffn_width:
+                y = norm(f"{prefix}.ffn_norm", x)
+                inner = linear(f"{prefix}.ffn.up", y)
+                gated = config.ffn == "swiglu"
+                inner = activation(linear(f"{prefix}.ffn.gate", y)) * inner if gated else activation(inner)
+                x = x + linear(f"{prefix}.ffn.down", inner)
+            stream = torch.cat([x, rest], dim=1)
+        x = stream[:, : config.d_model]
         head = weights.get("output.weight", weights["token_embedding.weight"])
         ratio = config.d_model / (config.base_width or config.d_model)
         logits = norm("final_norm", x) / ratio @ head[: config.vocab_size].T
@@ -303,6 +308,8 @@ POSITIONS: dict[str, Any] = {
     "rotary_share": (0.5, 1, 1 / 3),
 }
 ABSENT: dict[str, Any] = {"ffn_width": (24, 0, 64, 8), "local_window": (None, 9, None, 3)}
+CROSS: dict[str, Any] = {"block_width": (72, 24, 60, 36), "ffn_width": (72, 24, 0, 80)}
+WAIST: dict[str, Any] = {"block_width": (48, 16, 32), "local_window": (None, 9, 3)}
 PER_LAYER = {
     "prism": block("llama", **SIZES, **LARGE, heads=(1, 2, 3, 8, 24)),
     "descending": block("llama", **SIZES, **LARGE, heads=(24, 8, 2)),
@@ -318,6 +325,9 @@ PER_LAYER = {
     "element_gate": block("gpt2", **SIZES, **LARGE, heads=(4, 1, 3), attention_gate="element"),
     "tapered": block("llama", **SIZES | LARGE | TAPERED, heads=(2, 6, 3)),
     "absent": block("gpt2", **SIZES | LARGE | ABSENT, heads=(0, 3, 4, 0), tie_embeddings=False),
+    "cross": block("llama", **SIZES | LARGE | CROSS, heads=(4, 3, 6, 0), kv_heads=(2, 3, 1, 0)),
+    "waist": block("gpt2", **SIZES | LARGE | WAIST, heads=(4, 2, 8), attention_gate="head"),
+    "wide": block("llama", **SIZES | LARGE | MODERN, heads=(2, 6, 4), block_width=(60, 96, 72)),
 }
 
 

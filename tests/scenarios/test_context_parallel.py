@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -120,6 +122,7 @@ SESSIONS = [
             ("t2c2", 4, 3, "--context_parallel 2 --tensor_parallel 2 --sequence_parallel true"),
             ("d2c2", 4, 1, "--context_parallel 2 --document_mask true"),
             ("muon", 4, 2, f"--context_parallel 2 {MUON}"),
+            ("compiled", 2, 2, "--context_parallel 2 --compile true --fused all"),
             ("checkpointing", 2, 3, "--context_parallel 2 --activation_checkpointing true --fused none"),
         ]
     ),
@@ -129,6 +132,7 @@ OWN = (
     "--tensor_parallel",
     "--sequence_parallel",
     "--activation_checkpointing",
+    "--compile",
     "--fused",
 )
 
@@ -171,9 +175,10 @@ def test_a_run_goes_on_at_other_degrees(small_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_bit_identical(small_folder, tmp_path):
-    run = nano_run(small_folder, tmp_path, "--context_parallel 2 --steps 8 --validation.every 0")
-    broken_off(run, 6, ranks=2, stage=3)
+def test_a_run_cut_off_twenty_times_is_bit_identical(small_folder, tmp_path):
+    quick = "--steps 42 --checkpoint.every 3 --validation.every 10 --diagnostics_every 20"
+    run = nano_run(small_folder, tmp_path, "--context_parallel 2", quick)
+    broken_off(run, *range(3, 43, 2), ranks=2, stage=3)
 
 
 def refusal(run, stage=2):
@@ -206,3 +211,54 @@ def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, argum
 def test_classifiers_are_refused():
     with pytest.raises(UserError, match="context_parallel: 2 does not go with --task classification"):
         parse_command_line(["--config", "classification", "--context_parallel", "2"])
+
+
+FIFTY = "--steps 50 --validation.every 10 --checkpoint.every 0 --diagnostics_every 0"
+
+
+@pytest.fixture(scope="module")
+def fifty_steps(small_folder, tmp_path_factory):
+    """The losses of 50 steps at c = 1, by optimizer."""
+
+    @functools.cache
+    def losses(kind):
+        given = ["--name", f"alone-{kind}", "--optimizer.kind", kind]
+        run = nano_run(small_folder, tmp_path_factory.mktemp("alone"), FIFTY, *given)
+        assert run_distributed(session, 1, run, 2, timeout=200) == [([], None)]
+        return losses_of(run.folder)
+
+    return losses
+
+
+def losses_of(folder):
+    rows = curve(folder)
+    return [row[key] for row in rows for key in ("train_loss", "val_loss") if key in row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize(("ranks", "stage"), [(2, 1), (2, 3), (4, 2)])
+def test_fifty_steps_stay_within_a_millionth(fifty_steps, small_folder, tmp_path, kind, ranks, stage):
+    degree = ["--context_parallel", str(ranks)]
+    run = nano_run(small_folder, tmp_path, FIFTY, *degree, "--optimizer.kind", kind)
+    assert run_distributed(session, ranks, run, stage, timeout=300) == [([], None)] * ranks
+    expected, found = fifty_steps(kind), losses_of(run.folder)
+    assert len(found) == len(expected) == 55
+    differences = [abs(a / b - 1) for a, b in zip(found, expected, strict=True)]
+    print(f"c = {ranks}, stage {stage}, {kind}: largest difference {max(differences):.1e}")
+    assert max(differences) <= 1e-6
+
+
+@pytest.mark.slow
+def test_a_trained_model_goes_on_with_longer_sequences(small_folder, tmp_path):
+    quick = "--validation.every 0 --diagnostics_every 0 --steps 2"
+    short = nano_run(small_folder, tmp_path, quick)
+    assert run_distributed(session, 1, short) == [([], None)]
+    rows = []
+    for c in (1, 2):
+        changes = f"--architecture.context_length 128 --architecture.rope_base 5e5 --context_parallel {c}"
+        long = nano_run(small_folder, tmp_path, f"{quick} --init_from {short.folder} --name c{c} {changes}")
+        assert all(problem is None for _, problem in run_distributed(session, c, long))
+        rows.append([row["train_loss"] for row in curve(long.folder)])
+    assert rows[1] == pytest.approx(rows[0], rel=1e-6)
+    assert rows[0][0] < curve(short.folder)[0]["train_loss"]  # it began with trained weights

@@ -22,7 +22,7 @@ SETTINGS = ["--optimizer.gradient_clipping", "0.05", "--optimizer.weight_decay",
 ARCHITECTURE = [
     "--architecture",
     "{context_length: 16, attention_bias: all, ffn_bias: true, ffn_width: [128, 0, 96, 64], "
-    "attention_gate: head}",
+    "attention_gate: head, block_width: [48, 72, 40, 48]}",
 ]
 
 
@@ -39,7 +39,7 @@ def train(tensor_parallel, stage, precision="fp32", sequence_parallel=False, com
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{stage}.json"))
     merged = merge_ds_config(ds_config, run, plan, precision == "bf16", config)
     engine = engine_of(run, config, merged, world.grid)
-    data = torch.randint(0, 300, (STEPS, plan.sequences, 17), generator=torch.Generator().manual_seed(5))
+    data = torch.randint(0, 300, (4, plan.sequences, 17), generator=torch.Generator().manual_seed(5))
     losses, norms = [], []
     for step in range(STEPS):
         for group in engine.optimizer.param_groups:
@@ -47,7 +47,7 @@ def train(tensor_parallel, stage, precision="fp32", sequence_parallel=False, com
         total = torch.zeros((), dtype=torch.float64)
         for micro in range(plan.accumulation):
             first = (micro * world.data_parallel + world.data_rank) * plan.micro_batch
-            rows = data[step, first : first + plan.micro_batch]
+            rows = data[step % 4, first : first + plan.micro_batch]
             loss = engine(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
             engine.backward(loss)
             engine.step()
@@ -75,7 +75,7 @@ WORLDS = [(2, 2, 1, False), *slow([(2, 2, 3, True), (2, 4, 2, True), (4, 4, 3, F
 def test_same_training_as_one_rank(reference, tensor_parallel, world, stage, sequence_parallel):
     """Loss, gradient norm, clipping and decay; replicated parameters stay bit-identical on all ranks."""
     losses, norms, weights = reference
-    assert losses[-1] < losses[0] - 0.005 and min(norms) > 0.05  # every step was clipped
+    assert losses[-1] < losses[3] - 0.005 and min(norms) > 0.05  # every step was clipped
     results = run_distributed(train, world, tensor_parallel, stage, "fp32", sequence_parallel, timeout=120)
     for found_losses, found_norms, _ in results:
         assert found_losses == pytest.approx(losses, rel=1e-6)  # the design's bound in fp32

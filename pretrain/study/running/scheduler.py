@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from model.config import divisors
-from model.errors import UserError
+from model.errors import UserError, divisors
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import ROOT, find_ds_config
 from pretrain.engine.batch import share_batch, valid_micro_batches

@@ -42,7 +42,7 @@ IDS = "bos_token_id eos_token_id pad_token_id pretraining_tp "
 GPT2_ONLY = "add_cross_attention scale_attn_by_inverse_layer_idx "
 SCHEDULES = "head_dim num_key_value_heads per_layer_config layer_types sliding_window "
 NOTES = "architectures auto_map dtype use_cache transformers_version reorder_and_upcast_attn "
-SWITCHES = "attention_scale_base base_width final_logit_softcapping logit_scale rotary_scaling "
+SWITCHES = "attention_scale_base base_width block_width final_logit_softcapping logit_scale rotary_scaling "
 # The fields that take a value of the kind; for all others it is refused.
 TAKEN = {
     "null": SCHEDULES + SWITCHES + "n_inner n_ctx rope_parameters " + NOTES + IDS + GPT2_ONLY,

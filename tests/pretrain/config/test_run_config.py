@@ -90,6 +90,16 @@ def test_modern_recipes_are_the_small_one_at_another_width(size, width):
     assert rates.compute("base/no_decay", step)[0] == small.optimizer.learning_rate
 
 
+@pytest.mark.parametrize("size", ["124m", "757m"])
+def test_long_recipes_differ_in_the_context_alone(size):
+    long, paper = parse("--config", f"long-{size}"), parse("--config", size)
+    model = long.build_model_config()
+    assert (model.context_length, model.rope_base) == (32768, 5e5)
+    assert long.validation.sequences * 32768 == paper.validation.sequences * 1024
+    same = {name: getattr(paper, name) for name in ("architecture", "validation", "recipe")}
+    assert dataclasses.replace(long, **same) == paper
+
+
 def test_head_progression_recipe():
     """The note's trainer: AdamW at 5e-5, linear decay without warmup, batches of 2, GPT-Neo blocks of
     2048."""

@@ -51,9 +51,10 @@ def direct(config, network, tokens):
     hidden = network.token_embedding.weight[tokens]
     if config.positions == "learned":
         hidden = hidden + network.position_embedding.weight
+    stream = torch.nn.functional.pad(hidden, (0, config.stream_width - config.d_model))
     heads, layers, features, path = [], [], {}, 0.0
     for layer, block in enumerate(network.layers):
-        entering = hidden
+        entering = stream[..., : config.layer_width(layer)]
         inputs = block.attention_norm(entering)
         q, k, v = (getattr(block.attention, part)(inputs) for part in "qkv")
         h, kv, d_h = config.heads[layer], config.layer_kv_heads(layer), config.layer_head_dim(layer)
@@ -77,11 +78,11 @@ def direct(config, network, tokens):
         write = block.attention.o(output)
         middle = entering + write
         ffn = block.ffn(block.ffn_norm(middle))
-        hidden = middle + ffn
-        energy = [tensor.square().sum().item() for tensor in (entering, write, middle, ffn)]
-        layers.append([energy[1] / energy[0], energy[3] / energy[2], path / energy[0]])
+        energy = [tensor.square().sum().item() for tensor in (entering, write, middle, ffn, stream)]
+        layers.append([energy[1] / energy[0], energy[3] / energy[2], path / energy[4]])
         path += energy[1] + energy[3]
-        features[layer] = hidden
+        stream = torch.cat((middle + ffn, stream[..., config.layer_width(layer) :]), -1)
+        features[layer] = stream
     return heads, torch.tensor(layers, dtype=torch.float64), features
 
 
@@ -92,6 +93,7 @@ def direct(config, network, tokens):
         ("prism-nano", {"kv_heads": (1, 3, 2, 4), "attention_gate": "head"}),
         ("gpt2-nano", {"local_window": (None, 5, None, 3)}),
         ("gpt2-nano", {"attention_scale": "none"}),
+        ("prism-nano", {"block_width": (64, 24, 40, 48)}),
     ],
 )
 def test_equals_the_direct_computation(name, changes):

@@ -3,6 +3,7 @@ code."""
 
 import json
 import logging
+import re
 import shutil
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from pretrain import convert
+from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.evaluation import command as evaluation
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
@@ -213,3 +215,30 @@ def test_texts_longer_than_the_context_are_cut_and_counted(small_folder, data_di
     arguments = [str(run), "--tasks", "arc_easy", "--data_dir", str(data_dir)]
     assert evaluation.main(arguments) == 0
     assert "longer than the context of 16" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_means_of_the_last_checkpoints(folders, data_dir, tmp_path, capsys):
+    steps = checkpoint_steps(folders["run"])[-2:]
+    alone = [
+        figures(folders["run"], data_dir, tmp_path / "one.json", "--step", str(step), "--limit", "4")
+        for step in steps
+    ]
+    means = figures(folders["run"], data_dir, tmp_path / "out.json", "--last", "2", "--limit", "4")
+    assert alone[0] != alone[1]
+    assert means == pytest.approx({name: (alone[0][name] + alone[1][name]) / 2 for name in means}, rel=1e-5)
+    assert json.loads((tmp_path / "out.json").read_text())["earlier_steps"] == steps[:1]
+    assert "of 2 checkpoints" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--last", "2", "--step", "12"], "last: 2 was given with --step"),
+        (["--last", "2"], "last: 2 is not valid for .*; give a run's folder"),
+    ],
+)
+def test_means_that_cannot_be_taken(tmp_path, capsys, flags, message):
+    (tmp_path / "config.json").write_text("{}")
+    said = refusal(capsys, evaluation.main, str(tmp_path), *flags)
+    assert re.search(message, said)

@@ -66,11 +66,14 @@ def test_curves_are_bit_identical_with_and_without(small_folder, data_dir, tmp_p
 
 
 @pytest.mark.slow
-def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(small_folder, data_dir, tmp_path, capsys):
+@pytest.mark.parametrize("degree", ["--context_parallel 1", "--context_parallel 2"])
+def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(
+    small_folder, data_dir, tmp_path, capsys, degree
+):
     """Two ranks of ZeRO-3 against one process that reads their checkpoint; 1e-5 for the order of sums."""
     tasks = "piqa,arc_easy,wikitext"
     scored = evaluating(data_dir, 8, tasks)
-    run = nano_run(small_folder, tmp_path, *CONTEXT, *scored, "--checkpoint.every", "8")
+    run = nano_run(small_folder, tmp_path, *CONTEXT, *scored, *degree.split(), "--checkpoint.every", "8")
     assert run_distributed(session, 2, run, 3, timeout=300) == [([], None)] * 2
     rows = {row["step"]: row for row in read_metrics(run.folder)}
     for step in (8, 12):

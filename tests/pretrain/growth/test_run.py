@@ -26,7 +26,8 @@ from tests.helpers.training import broken_off, curve, interrupted, nano_run, ses
 # Every kind of parameter that has heads; 12 is a multiple of 2 and 3 tensor-parallel ranks.
 BIASED = """--growth.head_dim 12 --growth.maximum 4 --global_batch_tokens 768 --micro_batch 6
     --architecture.attention_bias all --architecture.positions learned --architecture.norm layernorm
-    --architecture.norm_bias true --architecture.ffn_width 96,48,0,96"""
+    --architecture.norm_bias true --architecture.ffn_width 96,48,0,96
+    --architecture.block_width 48,60,36,72"""
 GROWN = (1, 2, 1, 3)
 # Every head of these small weights is below the threshold of pruning at first; λ_max is above that of growth
 # later.
@@ -54,7 +55,9 @@ def loaded_after_the_event(run, shape):
 def heads_of(name, tensor, layer_heads, head_dim=12):
     """The parts of a tensor by head, or the whole where there are none."""
     part = name.split(".")[3] if ".attention." in name else ""
-    if part in ("q", "k", "v"):
+    if part == "head_gate":
+        return tensor.split(1)[:layer_heads]
+    if part in ("q", "k", "v", "gate"):
         return tensor.split(head_dim)[:layer_heads]
     if part == "o" and name.endswith("weight"):
         return tensor.split(head_dim, 1)[:layer_heads]
@@ -69,8 +72,10 @@ def heads_of(name, tensor, layer_heads, head_dim=12):
     ],
     ids=str,
 )
-def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape):
+@pytest.mark.parametrize("gate", ["none", "head", pytest.param("element", marks=pytest.mark.slow)])
+def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape, gate):
     flags = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
+    flags += f" --architecture.attention_gate {gate}"
     run = growing(small_folder, tmp_path, f"{flags} {BIASED}", schedule={2: "1,2,1,3"})
     run_distributed(interrupted, shape.ranks, run, 2, shape.ranks, shape.stage, timeout=120)
     before = UnshardedCheckpoint.open(run.folder / "checkpoints/step_000002")
@@ -87,7 +92,7 @@ def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape)
             if layer is not None and len(heads_of(name, new, 9)) > 1 - ("attention" not in name):
                 added = heads_of(name, new, 9)[1:] if new.shape != old.shape else ()
                 assert len(added) == (GROWN[layer] - 1 if new.shape != old.shape else 0)
-                zero = key != "fp32" or name.endswith(("bias", "o.weight"))
+                zero = key != "fp32" or name.endswith(("bias", "o.weight", "gate.weight"))
                 assert all(bool(part.any()) != zero for part in added), (name, key)
 
 
@@ -284,11 +289,11 @@ GRADIENT = "--growth.criterion gradient --growth.interval 2 --growth.calibration
 @pytest.mark.parametrize(
     ("criterion", "splits"),
     [
-        (INCRT, [(1, 8), (2, 1)]),
+        (INCRT, [(1, 8), (2, 1), (2, 8, 2)]),
         *slow(
             [
-                (f"{GRADIENT} --document_mask true", [(1, 8), (1, 1), (2, 2)]),
-                (f"{INCRT} --tensor_parallel 2 --growth.head_dim 12", [(2, 8), (4, 2)]),
+                (f"{GRADIENT} --document_mask true", [(1, 8), (1, 1), (2, 2), (2, 4, 2), (4, 1, 4)]),
+                (f"{INCRT} --tensor_parallel 2 --growth.head_dim 12", [(2, 8), (4, 2), (4, 4, 2)]),
             ]
         ),
     ],
@@ -296,9 +301,10 @@ GRADIENT = "--growth.criterion gradient --growth.interval 2 --growth.calibration
 def test_events_depend_neither_on_ranks_nor_on_the_micro_batch(small_folder, tmp_path, criterion, splits):
     """At a rate at which rounding does not grow."""
     events, figures = [], []
-    for ranks, micro_batch in splits:
+    for ranks, micro_batch, *context in splits:
         flags = f"{criterion} --growth.maximum 3 --micro_batch {micro_batch} --optimizer.learning_rate 3e-4"
-        run = growing(small_folder, tmp_path / f"{ranks}-{micro_batch}", flags, steps=8)
+        flags += "".join(f" --context_parallel {c}" for c in context)
+        run = growing(small_folder, tmp_path / f"{ranks}-{micro_batch}-{context}", flags, steps=8)
         assert run_distributed(session, ranks, run, timeout=120)[0] == ([], None)
         found = read_state(run.folder / "checkpoints/step_000008").record("growth")["events"]
         rows = [row for row in curve(run.folder) if "growth/gamma/layer_0" in row]
@@ -347,7 +353,9 @@ def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
         assert row[f"growth/gamma/layer_{layer}"] == pytest.approx(gamma, rel=1e-3)
 
 
-@pytest.mark.parametrize("more", ["--document_mask true", "--architecture.z_loss 10"])
+@pytest.mark.parametrize(
+    "more", ["--document_mask true", "--architecture.attention_gate head --architecture.z_loss 10"]
+)
 def test_the_gradient_is_that_of_the_head_in_the_network(small_folder, tmp_path, more):
     """Of the loss that is trained, over the global batch."""
     run = growing(small_folder, tmp_path, f"--growth.criterion gradient --growth.head_dim 16 {more}")

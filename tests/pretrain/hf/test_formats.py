@@ -66,6 +66,8 @@ def test_heads_are_raised_to_a_divisor_of_the_width():
         ("uniform", "qwen3", r"qk_norm 'none' \('weighted'\)"),
         ("plain_norm", "qwen3", r"qk_norm 'plain' .*attention_scale 'constant' .*head_dim \(the same"),
         ("gptneo_windows", "qwen3", r"local_window \(one window\)"),
+        ("cross", "llama", r"block_width \(80, 24, 48, 64\) \(None\)"),
+        ("waist", "gpt2", r"block_width \(48, 12, 40\) \(None\)"),
         ("biases", "qwen3", r"ffn_bias True \(False\)"),
     ],
 )

@@ -94,6 +94,32 @@ def test_rates_of_a_wide_model(flags, group, rate):
     assert set(rates.groups) == set(expected)
 
 
+@pytest.mark.parametrize(("kind", "suffix", "power"), [("adamw", "hidden", 1), ("muon", "muon", 0.5)])
+def test_rates_follow_the_width_of_each_layer(kind, suffix, power):
+    """With m the width of the layer over 12: rates of matrices / m^power, the decay stays; the weights begin
+    with 0.02 / sqrt(m)."""
+    given = f"--config micro {WIDE} --architecture.block_width 24,48,96,24 --heads 2x4 --model prism-nano"
+    run = parse_command_line(f"{given} --optimizer.kind {kind}".split()).run
+    model = run.build_model_config(300)
+    rates = GroupRates(run_groups(run, model), run)
+    assert [name for name in rates.groups if name.endswith(suffix)] == [
+        f"base/width_{width}/{suffix}" for width in (24, 48, 96)
+    ]
+    base, decay = rates.compute("base/no_decay", 5)[0], run.optimizer.weight_decay
+    network = Transformer(model)
+    initialize(network, 0)
+    parameters = dict(network.named_parameters())
+    for width, layers in ((24, "03"), (48, "1"), (96, "2")):
+        name, m = f"base/width_{width}/{suffix}", width / 12
+        assert rates.compute(name, 5) == pytest.approx((base / m**power, decay * m**power))
+        matrices = set(rates.groups[name].parameters)
+        parts = [f"attention.{part}" for part in "qkvo"] + ["ffn.gate", "ffn.up", "ffn.down"]
+        assert matrices == {f"layers.{layer}.{part}.weight" for layer in layers for part in parts}
+        for layer in layers:
+            drawn = parameters[f"layers.{layer}.ffn.up.weight"].std().item()
+            assert drawn == pytest.approx(0.02 / m**0.5, rel=0.05)
+
+
 def engine_groups(stage):
     given = "--model gpt2-nano --global_batch_tokens 128 --precision fp32 --steps 10 --schedule.warmup 2"
     run = parse_command_line(["--config", "micro", *given.split(), "--optimizer.learning_rate", "1e-3"]).run

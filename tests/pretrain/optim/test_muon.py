@@ -18,7 +18,8 @@ from tests.pretrain.optim.reference import muon_updates
 CLIPPING = 0.05
 MODEL = [
     "--architecture.d_model 48 --heads 3x1,1x1,6x1,4x1 --architecture.kv_heads 3x1,1x1,2x1,2x1",
-    "--architecture.ffn_width 96,48,0,144 --architecture.attention_gate element --global_batch_tokens 768",
+    "--architecture.ffn_width 96,48,0,144 --architecture.block_width 48,72,36,48",
+    "--architecture.attention_gate element --global_batch_tokens 768",
     f"--optimizer.kind muon --optimizer.gradient_clipping {CLIPPING}",
 ]
 STEPS = 3

@@ -24,7 +24,8 @@ GROUPED = LLAMA.replace(kv_heads=(1, 2), head_dim=(16, 32), **BIASED)
 GATED = [LLAMA.replace(attention_gate=gate, ffn_width=[96, 0]) for gate in ("head", "element")]
 POSITIONS = LLAMA.replace(rope_base=[100.0, None], rotary_share=[0.5, 1.0])
 ABSENT = GPT2.replace(heads=[0, 4], ffn_width=[96, 0])
-MODELS = [LLAMA, GPT2, WINDOWED.replace(local_window=(None, 16)), GROUPED, *GATED, ABSENT, POSITIONS]
+WIDTHS = [LLAMA.replace(block_width=[96, 40]), GPT2.replace(block_width=[32, 64])]
+MODELS = [LLAMA, GPT2, WINDOWED.replace(local_window=(None, 16)), GROUPED, *GATED, ABSENT, POSITIONS, *WIDTHS]
 
 
 @pytest.mark.parametrize("config", [*MODELS, preset("prism-124m"), preset("gpt2-270m")])
