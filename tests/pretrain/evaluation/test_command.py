@@ -13,7 +13,6 @@ import torch
 from pretrain import convert
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.evaluation import command as evaluation
-from pretrain.hf.open_model import load_exported
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
 from tests.helpers.items import piqa_items, write, write_data_sets
@@ -37,6 +36,17 @@ def folders(small_folder, tmp_path_factory):
     for name in ("native", "llama"):
         assert convert.main([str(run), "--out", str(root / name), "--format", name]) == 0
     return {"run": run, "native": root / "native", "llama": root / "llama"}
+
+
+@pytest.fixture(scope="module")
+def qwen3(small_folder, tmp_path_factory):
+    """A run's padded export to Qwen3."""
+    root = tmp_path_factory.mktemp("qwen3")
+    more = "--architecture.context_length 128 --micro_batch 1 --architecture.qk_norm weighted"
+    widths = "--architecture.head_dim 16,16,16,16"
+    run = trained(small_folder, root / "runs", "qwen3", more, widths, ranks=1, stage=1).folder
+    assert convert.main([str(run), "--out", str(root / "hf"), "--format", "qwen3"]) == 0
+    return root / "hf"
 
 
 def score(folder, data_dir, out, *more):
@@ -65,20 +75,24 @@ def test_run_and_exports_have_the_same_scores(folders, data_dir, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_scores_equal_lm_evals_own_hugging_face_model(folders, data_dir, tmp_path):
+@pytest.mark.parametrize("kind", ["llama", "native", "qwen3"])
+def test_scores_equal_lm_evals_own_hugging_face_model(kind, folders, qwen3, data_dir, tmp_path):
+    """Padded, with the code in the folder, and padded with norms of queries and keys."""
     from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from pretrain.evaluation.data_sets import use_data_sets
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    tokenizer = AutoTokenizer.from_pretrained(folders["llama"])
-    theirs = HFLM(pretrained=load_exported(folders["llama"]), tokenizer=tokenizer, batch_size=4)
+    folder = qwen3 if kind == "qwen3" else folders[kind]
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    network = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    theirs = HFLM(pretrained=network, tokenizer=tokenizer, batch_size=4)
     with use_data_sets(data_dir):
         results = lm_eval.simple_evaluate(
             model=theirs, tasks=["piqa", "arc_easy", "wikitext"], bootstrap_iters=0, log_samples=False
         )["results"]
-    ours = figures(folders["llama"], data_dir, tmp_path / "out.json")
+    ours = figures(folder, data_dir, tmp_path / "out.json")
     for name, value in ours.items():
         task, metric = name.split("/")
         assert value == pytest.approx(results[task][f"{metric},none"], rel=1e-5), name
