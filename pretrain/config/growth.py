@@ -108,11 +108,6 @@ class GrowthConfig:
                 f"growth.criterion: {self.criterion} is not for grouped queries, and the model has kv_heads "
                 f"{format_heads(model.kv_heads or ())}; take a model without kv_heads"
             )
-        if model.attention_gate != "none":
-            raise UserError(
-                f"growth.criterion: {self.criterion} adds and prunes heads without gates, and the model has "
-                f"attention_gate {model.attention_gate!r}; take a model without"
-            )
         if 0 in model.heads:
             raise UserError(
                 f"growth.criterion: {self.criterion} needs attention in every layer, and layer "

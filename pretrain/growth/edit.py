@@ -139,8 +139,8 @@ class _ChangedSource:
             return tensor
         assert role.layer is not None
         dimension = 1 if role.part == "o" else 0
-        head_dim = self._model.layer_head_dim(role.layer)
-        heads = list(tensor.split(head_dim, dimension))
+        rows = 1 if role.part == "head_gate" else self._model.layer_head_dim(role.layer)
+        heads = list(tensor.split(rows, dimension))
         for change in changes:
             if change.kind == "prune":
                 del heads[change.head]
@@ -161,13 +161,14 @@ class _ChangedSource:
         return role, changes if has_heads(role) else []
 
     def _head(self, change: Change, role: ParameterRole, key: str, like: Tensor) -> Tensor:
-        """The new head's part of a weight or bias; its moments begin at zero, as do biases and the
-        output's."""
+        """The new head's part of a weight or bias; its moments begin at zero, as do biases, the output's, and
+        the gates', which are then a half."""
         if key == MASTERS and role.kind == "matrix" and role.part in ("q", "k", "v"):
             return self._new[change]["qkv".index(role.part)].to(like.dtype)
         return torch.zeros_like(like)
 
 
 def has_heads(role: ParameterRole) -> bool:
-    """Whether a parameter has a part for every head: q, k and v with their biases, and the weight of o."""
-    return role.part in ("q", "k", "v") or (role.part == "o" and role.kind == "matrix")
+    """Whether a parameter has a part for every head: q, k and v with their biases, gates, and the weight of
+    o."""
+    return role.part in ("q", "k", "v", "gate", "head_gate") or (role.part == "o" and role.kind == "matrix")

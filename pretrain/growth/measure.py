@@ -194,7 +194,8 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
         spans = zigzag(network.grid.context_rank, network.grid.context_parallel, length)
         rows = [context.mask_rows(span, length) for span in spans] if context.ranks > 1 else None
     heads = Heads(query, key, value, mask, spans=spans, rows=rows)
-    return attend(heads, attention.scale, attention.window).flatten(2)
+    output = attend(heads, attention.scale, attention.window).flatten(2)
+    return output if network.config.attention_gate == "none" else output / 2  # by the gates of a new head
 
 
 def _gather_sequence(hidden: Tensor, network: Transformer) -> Tensor:

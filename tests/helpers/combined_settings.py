@@ -89,14 +89,6 @@ SETTINGS: dict[str, dict[str, str]] = {
 INFEASIBLE: list[tuple[Configuration, str]] = [
     ({"optimizer": "adamw", "muon.heads": "each"}, "^muon: given with optimizer.kind: adamw"),
     ({"optimizer": "adamw", "muon.heads": "2"}, "^muon: given with optimizer.kind: adamw"),
-    *(
-        (
-            {"growth": growth, "attention_gate": gate},
-            f"^growth.criterion: {growth} adds and prunes heads",
-        )
-        for growth in ("schedule", "gradient")
-        for gate in ("head", "element")
-    ),
     ({"growth": "schedule", "kv_heads": "grouped"}, "^growth.criterion: schedule is not for grouped queries"),
     ({"growth": "gradient", "kv_heads": "grouped"}, "^growth.criterion: gradient is not for grouped queries"),
     ({"growth": "gradient", "activation_checkpointing": "true"}, "^growth.criterion: gradient needs activa"),

@@ -17,7 +17,7 @@ from pretrain.plan.context_parallel import plan_context_parallel
 from pretrain.plan.tensor_parallel import plan_tensor_parallel
 from tests.helpers.distributed import run_distributed
 from tests.model.parallel import Sent, build, compared, example, many_differences, shared_grid, whole_of
-from tests.model.test_exchange import GROUPED, MODERN, SHAPE, TOLERANCE, WIDE, WINDOWS, worst
+from tests.model.test_exchange import GROUPED, MODERN, SHAPE, TOLERANCE, VARYING, WIDE, WINDOWS, worst
 
 LEARNED = block("gpt2", **SHAPE, d_model=48, heads=(3, 4, 12))
 """With learned positions; 12 heads are exchanged in part at c = 8."""
@@ -30,8 +30,7 @@ ABSENT = block(
     head_dim=(2, 12, 12, 2),
     attention_gate="element",
 )
-BLOCKS = block("llama", **SHAPE, d_model=48, heads=(3, 4, 6), block_width=(24, 48, 72))
-MODELS = (GROUPED, WINDOWS, WIDE, MODERN, LEARNED, ABSENT, BLOCKS)
+MODELS = (GROUPED, WINDOWS, WIDE, MODERN, LEARNED, ABSENT, VARYING[2])
 
 
 def cases(context_parallel, batch=1, **options):

@@ -74,6 +74,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
         "loss": worths.loss,
         "worths": by_layer["worth"].apply(list).tolist(),
         "standard_errors": by_layer["error"].apply(list).tolist(),
+        "gates": by_layer["gate"].apply(list).tolist() if "gate" in worths.heads else None,
         "removal": worths.curve.to_dict("records"),
         "removable_share": worths.removable["share"],
         "growth": record,
@@ -114,6 +115,7 @@ def worth_lines(found: HeadWorths, text: str) -> list[str]:
         negative=worth < 0,
         unsure=~(worth.abs() > SURE * found.heads["error"]),
     )
+    gates = {"gate": ("gate", "mean")} if "gate" in marked else {}
     by_layer = marked.groupby("layer").agg(
         heads=("worth", "size"),
         smallest=("worth", "min"),
@@ -122,6 +124,7 @@ def worth_lines(found: HeadWorths, text: str) -> list[str]:
         small=("small", "sum"),
         negative=("negative", "sum"),
         unsure=("unsure", "sum"),
+        **gates,
     )
     formats: dict[str, Any] = {
         "share": "{:.0%}".format,

@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.attention import BlockInputs
 from model.errors import UserError
@@ -52,7 +53,8 @@ class HeadWorths:
     """Labels of all windows; a classifier's examples have one each."""
     heads: pd.DataFrame
     """A row for each head: its ``layer``; its ``worth`` (a negative one says that the model is better without
-    that head); the standard ``error`` of the worth over windows, NaN for a single window."""
+    that head); the standard ``error`` of the worth over windows, NaN for a single window; in a model with
+    gates on attention the mean ``gate`` of the head over all tokens."""
     curve: pd.DataFrame
     """From the whole model to the model without heads: how many heads of smallest worth are ``removed`` at
     once, their ``share`` of all, the ``loss``, and its ``increase`` relative to that of the whole model."""
@@ -90,6 +92,7 @@ def measure_worths(
     heads = [(layer, head) for layer, count in enumerate(network.config.heads) for head in range(count)]
     ablation = Ablation(network, inputs, labels, document_starts)
     losses = ablation.losses([[], *([head] for head in heads)])
+    gates = ablation.mean_gates() if network.config.attention_gate != "none" else None
     whole, differences = losses[0], losses[1:] - losses[0]  # [n], [heads, n]
     if not whole.isfinite().all():
         raise UserError(
@@ -107,6 +110,8 @@ def measure_worths(
     curve["increase"] = curve["loss"] / curve["loss"][0] - 1
     errors = deviations / math.sqrt(len(whole))
     by_head = {"layer": [layer for layer, _ in heads], "worth": worths.tolist(), "error": errors.tolist()}
+    if gates is not None:
+        by_head["gate"] = gates
     tokens = int((labels != IGNORED_LABEL).sum())
     return HeadWorths(curve["loss"][0], len(inputs), tokens, pd.DataFrame(by_head), curve)
 
@@ -162,6 +167,28 @@ class Ablation:
                         progress(done, passes)
                     hidden = self._run(hidden, inputs, range(layer, min(layer + 1, layers)))
         return found
+
+    def mean_gates(self) -> list[float]:
+        """The mean gate of every head over all tokens of the windows; of gates on elements, over its own."""
+        found = [torch.zeros(count, dtype=torch.float64) for count in self.config.heads]
+
+        def note(layer: int, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            gates = output if self.config.attention_gate == "head" else output.sigmoid()  # [B, T, A]
+            by_head = gates.double().unflatten(2, (len(found[layer]), -1)).mean(3)
+            found[layer] += by_head.sum((0, 1)).cpu() / self.inputs.numel()
+
+        with ExitStack() as hooks:
+            for layer, block in enumerate(self.blocks):
+                if block.attention is not None:
+                    gate = block.attention.head_gate or block.attention.gate
+                    assert gate is not None
+                    hooks.callback(gate.register_forward_hook(partial(note, layer)).remove)
+            for first in range(0, len(self.inputs), self.micro_batch):
+                rows = range(len(self.inputs))[first : first + self.micro_batch]
+                with torch.no_grad():
+                    given = self._enter(self.inputs[rows.start : rows.stop].to(self.device), rows)
+                    self._run(*given, range(self.config.num_layers))
+        return torch.cat(found).tolist()
 
     def _enter(self, tokens: Tensor, rows: range) -> tuple[Tensor, list[BlockInputs]]:
         """What enters the first layer, and what each layer gets besides, of the windows *rows*."""

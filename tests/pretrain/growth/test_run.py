@@ -55,7 +55,9 @@ def loaded_after_the_event(run, shape):
 def heads_of(name, tensor, layer_heads, head_dim=12):
     """The parts of a tensor by head, or the whole where there are none."""
     part = name.split(".")[3] if ".attention." in name else ""
-    if part in ("q", "k", "v"):
+    if part == "head_gate":
+        return tensor.split(1)[:layer_heads]
+    if part in ("q", "k", "v", "gate"):
         return tensor.split(head_dim)[:layer_heads]
     if part == "o" and name.endswith("weight"):
         return tensor.split(head_dim, 1)[:layer_heads]
@@ -70,8 +72,10 @@ def heads_of(name, tensor, layer_heads, head_dim=12):
     ],
     ids=str,
 )
-def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape):
+@pytest.mark.parametrize("gate", ["none", "head", pytest.param("element", marks=pytest.mark.slow)])
+def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape, gate):
     flags = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
+    flags += f" --architecture.attention_gate {gate}"
     run = growing(small_folder, tmp_path, f"{flags} {BIASED}", schedule={2: "1,2,1,3"})
     run_distributed(interrupted, shape.ranks, run, 2, shape.ranks, shape.stage, timeout=120)
     before = UnshardedCheckpoint.open(run.folder / "checkpoints/step_000002")
@@ -88,7 +92,7 @@ def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape)
             if layer is not None and len(heads_of(name, new, 9)) > 1 - ("attention" not in name):
                 added = heads_of(name, new, 9)[1:] if new.shape != old.shape else ()
                 assert len(added) == (GROWN[layer] - 1 if new.shape != old.shape else 0)
-                zero = key != "fp32" or name.endswith(("bias", "o.weight"))
+                zero = key != "fp32" or name.endswith(("bias", "o.weight", "gate.weight"))
                 assert all(bool(part.any()) != zero for part in added), (name, key)
 
 
@@ -349,7 +353,9 @@ def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
         assert row[f"growth/gamma/layer_{layer}"] == pytest.approx(gamma, rel=1e-3)
 
 
-@pytest.mark.parametrize("more", ["--document_mask true", "--architecture.z_loss 10"])
+@pytest.mark.parametrize(
+    "more", ["--document_mask true", "--architecture.attention_gate head --architecture.z_loss 10"]
+)
 def test_the_gradient_is_that_of_the_head_in_the_network(small_folder, tmp_path, more):
     """Of the loss that is trained, over the global batch."""
     run = growing(small_folder, tmp_path, f"--growth.criterion gradient --growth.head_dim 16 {more}")

@@ -56,7 +56,26 @@ def test_worths_are_those_of_two_whole_models(name, monkeypatch):
         difference = plain_losses(without(ours, [place])) - whole
         assert worth_of == pytest.approx(difference.mean().item(), abs=1e-6), place
         assert error == pytest.approx(np.std(difference.numpy(), ddof=1) / math.sqrt(5), abs=1e-6)
-    assert found.heads["worth"].abs().max() > 1e-4
+    assert found.heads["worth"].abs().max() > 1e-4 and "gate" not in found.heads
+
+
+@pytest.mark.parametrize("name", ["head_gate", "element_gate"])
+def test_gates_are_means_over_all_tokens(name, monkeypatch):
+    monkeypatch.setitem(worth.TOKENS_AT_ONCE, "cpu", 2 * 24)
+    ours, expected = network(name), []
+    found = measure_worths(ours, *ROWS)
+    with torch.no_grad():
+        stream = ours.token_embedding(torch.from_numpy(WINDOWS[:, :-1]))
+        if ours.position_embedding is not None:
+            stream = stream + ours.position_embedding(torch.arange(stream.shape[1]))
+        _, inputs = ours.enter(torch.from_numpy(WINDOWS[:, :-1]))
+        for layer, (block, given) in enumerate(zip(ours.layers, inputs, strict=True)):
+            if heads := CONFIGS[name].heads[layer]:
+                weight = (block.attention.head_gate or block.attention.gate).weight
+                gates = 1 / (1 + (-block.attention_norm(stream) @ weight.T).exp())
+                expected += gates.mean((0, 1)).view(heads, -1).mean(1).tolist()
+            stream = block(stream, *given)
+    assert found.heads["gate"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def worths_of(found, layer):
