@@ -189,7 +189,8 @@ def test_a_combination(number, folders, data_dir, tmp_path, capsys):
     measured = any(key.startswith("diagnostics/") for row in rows for key in row)
     assert measured or configuration["diagnostics"] == "0"
     assert any(run.folder.rglob("events.out.*")) is (configuration["tensorboard"] == "true")
-    commands = used_as_a_language_model if configuration["classification"] == "false" else used_as_a_classifier
+    language = configuration["classification"] == "false"
+    commands = used_as_a_language_model if language else used_as_a_classifier
     commands(broken.folder, tmp_path / "hf", data_dir, capsys)
 
 
