@@ -36,7 +36,7 @@ RESULTS = ROOT / "results"
 TOKENS = "tokens-small"
 """The study that tells what a difference is worth in tokens."""
 NUMBER = r"[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"
-MARK = re.compile(rf"(?P<text>{NUMBER})(?P<mark><!--(?P<study>\S+) (?P<value>\S+) ?(?P<of>.*?)-->)")
+MARK = re.compile(rf"(?P<text>{NUMBER})(?P<mark><!--(?P<study>\S+)\s(?P<value>\w+)\s?(?P<of>.*?)-->)")
 PICTURE = re.compile(
     r"!\[(?P<heading>[^\]]+)\]\((?P<file>pictures/(?P<name>[\w.-]+)-(?P<kind>[a-z_]+)\.svg)\)"
 )
@@ -73,7 +73,7 @@ def adjusted(study: str, name: str) -> str:
     """The p of a contrast of the study, adjusted for their number (Holm)."""
     found = contrasted(study, name).adjusted
     assert found is not None, f"{study}: {name} has no adjusted p"
-    return "0.0001" if found < 1e-4 else f"{found:.2g}"
+    return f"{max(found, 0.0001):.2g}"
 
 
 def tokens(study: str, words: str) -> str:

@@ -19,7 +19,7 @@ def reference(kind, x, weight, bias, eps):
 def test_norm_against_its_formula_in_fp64(kind, with_bias, dtype):
     torch.manual_seed(0)
     config = preset("prism-nano").replace(norm=kind, norm_bias=with_bias, norm_eps=1e-3)
-    norm = build_norm(config, ALONE)
+    norm = build_norm(config, config.d_model, ALONE)
     assert isinstance(norm, RMSNorm if kind == "rmsnorm" else LayerNorm)
     with torch.no_grad():
         for parameter in norm.parameters():

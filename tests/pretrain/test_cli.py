@@ -89,7 +89,7 @@ def completed(script, *words):
 def test_completion_in_a_real_bash():
     script = cli.completion("bash")
     assert sorted(completed(script, "head-schedules", "pl")) == ["plan", "plot"]
-    assert completed(script, "head-schedules", "study", "re") == ["report"]
+    assert completed(script, "head-schedules", "study", "re") == ["report", "record"]
     assert "--parallel" in completed(script, "head-schedules", "study", "run", "--p")
     assert "--optimizer.learning_rate" in completed(script, "head-schedules", "train", "--optimizer.l")
     assert completed(script, "head-schedules", "completion", "z") == ["zsh"]

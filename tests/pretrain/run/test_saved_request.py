@@ -43,6 +43,7 @@ ARCHITECTURE: dict[str, typing.Any] = {
     "context_length": 128,
     "d_model": 64,
     "ffn_width": [64, 0, 128, 64],
+    "block_width": "32x2,64,128",
     "kv_heads": "1x4",
     "head_dim": [16, 16, 8, 8],
     "ffn": "mlp",

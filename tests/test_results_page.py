@@ -1,0 +1,107 @@
+"""The numbers of docs/results.md are those of the recorded studies, and its pictures are drawn from them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from docs import results
+from pretrain.study.archive import write_archive
+from pretrain.study.planning import parse_study
+from tests.helpers.launch import ROOT
+from tests.helpers.planted_runs import plant
+from tests.pretrain.study.report.conftest import planted
+
+TEXT = results.PAGE.read_text("utf-8")
+MARKED = [match for match in results.MARK.finditer(TEXT) if not match["study"].startswith("STUDY")]
+STUDIES = sorted({match["study"] for match in MARKED})
+
+
+TOKENS = """
+recipe: micro
+seeds: 2
+settings: {global_batch_tokens: 512}
+vary:
+  optimizer: {adamw: {}, muon: {optimizer: {kind: muon}}}
+  steps: [80, 100, 200]
+"""
+
+
+def finals(study):
+    """The last validation loss of every run, read from the file alone: by variant and seed."""
+    runs = json.loads((ROOT / f"results/{study}.json").read_text())["runs"]
+    found = {}
+    for name, run in runs.items():
+        variant, seed = name.rsplit("-s", 1)
+        found.setdefault(variant, {})[int(seed)] = [y for y in run["rows"]["val_loss"] if y is not None][-1]
+    return found
+
+
+def test_every_number_is_that_of_the_results():
+    assert MARKED
+    assert results.refresh(TEXT) == TEXT
+
+
+def test_every_number_is_marked():
+    text = results.MARK.sub("", TEXT)
+    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|arXiv \S+", "", text, flags=re.DOTALL)
+    assert set(re.findall(r"\d+\.\d+|\d+ %", text)) <= {"95 %"}
+
+
+def test_differences_by_hand():
+    """Of two variants, paired by seed; those of a study without a baseline are compared by a linear model."""
+    checked = 0
+    for match in MARKED:
+        variants = match["of"].split(" - ")
+        values = finals(match["study"])
+        if match["value"] == "difference" and len(variants) == 2 and set(variants) <= values.keys():
+            one, other = (values[name] for name in variants)
+            differences = [one[seed] - other[seed] for seed in one if seed in other]
+            low, high = ttest_1samp(differences, 0).confidence_interval(0.95)
+            expected = results.interval(float(np.mean(differences)), low, high)
+            assert match["text"] == expected
+            checked += 1
+    assert checked
+
+
+def test_tokens_by_hand(monkeypatch, tmp_path):
+    """A planted record whose loss falls by 0.3 for each e-fold of tokens."""
+    study = parse_study(TOKENS, "tokens-small", tmp_path / "tokens-small")
+    loss = {run.name: 5 - 0.3 * math.log(run.run.steps) for run in study.runs}
+    for found in planted(study, loss):
+        plant(found)
+    write_archive(study, tmp_path / "tokens-small.json")
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    results.view.cache_clear()
+    try:
+        assert results.slope("adamw") == pytest.approx(-0.3)
+        text = results.tokens("tokens-small", "adamw steps=100 - steps=200")
+        assert text == "100"  # twice the tokens
+    finally:
+        results.view.cache_clear()
+
+
+def test_another_result_is_noticed(monkeypatch, tmp_path):
+    for study in STUDIES:
+        values = json.loads((ROOT / f"results/{study}.json").read_text())
+        for run in values["runs"].values():
+            run["rows"]["val_loss"] = [y and 1.01 * y for y in run["rows"]["val_loss"]]
+        (tmp_path / f"{study}.json").write_text(json.dumps(values))
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    results.view.cache_clear()
+    try:
+        assert results.refresh(TEXT) != TEXT
+    finally:
+        results.view.cache_clear()
+
+
+def test_pictures_are_drawn_from_the_results(tmp_path):
+    drawn = list(results.draw(TEXT, tmp_path))
+    assert drawn
+    for path in drawn:
+        assert path.read_bytes() == (ROOT / "docs" / path.relative_to(tmp_path)).read_bytes()
