@@ -2,6 +2,7 @@
 what transformers computes from the folder, and what is exported again is of the same class."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from pretrain.hf.open_model import load_as_written, load_exported
 from tests.helpers.exports import write_folder
 from tests.helpers.refusals import refused
 
-SIZES = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4}
+SIZES: dict[str, Any] = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 96}
+SIZES |= {"num_hidden_layers": 4}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 SIZES |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}

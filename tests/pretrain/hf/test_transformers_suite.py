@@ -116,7 +116,7 @@ class Tester:
 
 
 def make_tests(name: str) -> Any:
-    class Tests(common.ModelTesterMixin, common.GenerationTesterMixin, unittest.TestCase):
+    class Tests(common.ModelTesterMixin, common.GenerationTesterMixin, unittest.TestCase):  # type: ignore[name-defined]
         all_model_classes = (
             native.HeadScheduleModel,
             native.HeadScheduleForCausalLM,
@@ -128,14 +128,15 @@ def make_tests(name: str) -> Any:
         def setUp(self) -> None:
             self.model_tester = Tester(self, VARIANTS[name])
             for kind, mapping in MAPPINGS.items():  # which labels the tests give
-                entry = {"head_schedule": f"HeadSchedule{kind}"}
-                self.enterContext(mock.patch.dict(getattr(common, mapping), entry))
+                named = {"head_schedule": f"HeadSchedule{kind}"}
+                self.enterContext(mock.patch.dict(getattr(common, mapping), named))
             # For the tests that load with auto classes. Nothing may stay: others load the code in a folder.
             classifier = {HeadScheduleConfig: native.HeadScheduleForSequenceClassification}
-            for registry, entry in (
+            entries: tuple[tuple[Any, dict[Any, Any]], ...] = (
                 (CONFIG_MAPPING, {"head_schedule": HeadScheduleConfig}),
                 (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, classifier),
-            ):
+            )
+            for registry, entry in entries:
                 self.enterContext(mock.patch.dict(registry._extra_content, entry))
             method = self._testMethodName
             if "per_layer_config" in VARIANTS[name] and method in NOT_APPLICABLE:
