@@ -2,6 +2,7 @@
 grow.
 
 CHAOS_FAULTS=30 CHAOS_EACH=5 CHAOS_SEED=1 python -m pytest -m slow tests/scenarios/test_chaos.py -s
+CHAOS_FLAGS="--context_parallel 2" adds settings of the run.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ SETTINGS = (
     "--checkpoint.background true",
     "--growth.criterion incrt --growth.interval 6 --growth.calibration 2 --growth.maximum 6 --growth.start 3",
     "--growth.grow_above 0.1 --growth.prune_below 0.0999 --growth.patience 2",
+    os.environ.get("CHAOS_FLAGS", ""),
 )
 
 Moment = Callable[[Running, random.Random, Path], None]
