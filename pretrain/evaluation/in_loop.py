@@ -62,6 +62,9 @@ class EvaluationHook(IntervalHook):
             with torch.compiler.set_stance("force_eager"), allow_any_length():
                 limit, shots = self._settings.limit, self._settings.num_fewshot
                 results = score(model, self._tasks, limit, bootstrap=0, shots=shots)
+        except UserError as error:  # of an item, on every rank: no reason to end a training
+            left_out = f"scores of step {state.step:,} are left out ({error})"
+            return HookResult({}, [log_line("note", left_out)])
         finally:
             engine.train(was_training)
         scores = headline(results)

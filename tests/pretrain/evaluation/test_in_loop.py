@@ -164,3 +164,13 @@ def test_the_program_shows_scores(small_folder, data_dir, tmp_path):
     assert finished.returncode == 0, finished.output
     assert finished.output.count("scores   step 8: ") == 1 and "piqa/acc 0." in finished.output
     assert "it/s" not in finished.output  # lm-eval's progress bars
+
+
+@pytest.mark.slow
+def test_answers_that_do_not_fit_end_no_training(small_folder, data_dir, tmp_path):
+    short = ["--architecture.context_length 4 --global_batch_tokens 64", "--ds_config ds_configs/zero2.json"]
+    arguments = nano_arguments(small_folder, tmp_path, *short)
+    finished = launch([*arguments, *evaluating(data_dir, tasks="piqa")], 2)
+    assert finished.returncode == 0, finished.output
+    assert "scores of step 4 are left out (tasks: an answer of " in finished.output
+    assert not [key for row in read_metrics(tmp_path / "nano") for key in row if key in FIGURES]
