@@ -15,9 +15,10 @@ from pretrain.config.sources import FLAGS, TEXTS
 from pretrain.runtime.command import run_command
 from pretrain.study import results
 from pretrain.study.file import find_study, schema, study_names
+from pretrain.study.opening import open_study
 from pretrain.study.planned import STUDY_FILE, Study
 from pretrain.study.planning import build_pilot, read_study
-from pretrain.study.results import check_settings, failed_mark, load_results, load_study, open_study
+from pretrain.study.results import check_settings, failed_mark, load_results, load_study
 from pretrain.study.running.run import list_untried, run_study
 from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task

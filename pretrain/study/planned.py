@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from model.errors import UserError
 from pretrain.config.growth import GrowthConfig
@@ -19,10 +19,6 @@ from pretrain.study.file import LevelFile, StudyFile
 from pretrain.study.formulas import Contrast
 from pretrain.study.settings import Settings, read_settings
 from pretrain.study.tuning import Tuned
-
-if TYPE_CHECKING:
-    from pretrain.study.register import Registered
-    from pretrain.study.results import RunResult
 
 HIGHER_IS_BETTER = {"val_accuracy"}
 """Measures; of the others lower values are better."""
@@ -177,10 +173,10 @@ class Study:
     """What pilots chose, by the variant's full name."""
     source: str = ""
     """The name or the file that it was read from, to be copied into commands."""
-    recorded: tuple[RunResult, ...] | None = None
-    """Its results, if it was read from an archive."""
-    registered: Registered | None = None
-    """What it expected, if it was read from an archive."""
+    recorded: tuple[Any, ...] | None = None
+    """Its results (RunResult), if it was read from an archive."""
+    registered: Any = None
+    """What it expected (Registered), if it was read from an archive."""
 
     @cached_property
     def tried(self) -> dict[str, tuple[str, list[Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from typing import Any
+from typing import Any, cast
 
 from model.declared import declared, from_dict, to_dict
 from pretrain.config.sources import ROOT
@@ -48,7 +48,7 @@ def read_registered(study: Study) -> Registered | None:
     """The record of the study's folder or archive; None before the first run."""
     path = study.folder / FILE_NAME
     if study.recorded is not None:
-        return study.registered
+        return cast(Registered | None, study.registered)
     return from_dict(Registered, read_json(path, "study"), f"study: {path}") if path.exists() else None
 
 
