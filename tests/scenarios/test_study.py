@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -53,8 +54,9 @@ def finish(*arguments):
 
 
 def reported(folder):
-    """The report's page without the study's name."""
-    return (folder / "report" / "index.html").read_text().replace(folder.name, "")
+    """The report's page without the study's name and the time of its first run."""
+    page = (folder / "report" / "index.html").read_text().replace(folder.name, "")
+    return re.sub(r"First run [^<]*", "", page)
 
 
 def test_a_study_that_was_stopped_ends_as_one_that_was_not(small_folder, tmp_path):
