@@ -49,7 +49,7 @@ def view(study: str) -> View:
     return build_view(found, load_results(found))
 
 
-def contrasted(study: str, formula: str) -> Contrasted:
+def find_contrast(study: str, formula: str) -> Contrasted:
     """A contrast: one of the study's by its name, or any formula."""
     found = view(study)
     named = {each.contrast.name: each for each in found.contrasted}
@@ -62,16 +62,16 @@ def contrasted(study: str, formula: str) -> Contrasted:
 
 def difference(study: str, formula: str) -> str:
     """A contrast with its 95 % interval, in the unit of the measure."""
-    found = contrasted(study, formula)
+    found = find_contrast(study, formula)
     if found.fits:
         return estimate(found.fits[0])
     assert found.values.interval is not None, f"{study}: {formula} needs two pairs"
     return interval(found.values.interval.mean, found.values.interval.low, found.values.interval.high)
 
 
-def adjusted(study: str, name: str) -> str:
+def adjusted_p(study: str, name: str) -> str:
     """The p of a contrast of the study, adjusted for their number (Holm)."""
-    found = contrasted(study, name).adjusted
+    found = find_contrast(study, name).adjusted
     assert found is not None, f"{study}: {name} has no adjusted p"
     return f"{max(found, 0.0001):.2g}"
 
@@ -79,7 +79,7 @@ def adjusted(study: str, name: str) -> str:
 def tokens(study: str, words: str) -> str:
     """By how many percent more training tokens would change the loss as much; OPTIMIZER FORMULA."""
     optimizer, formula = words.split(" ", 1)
-    found = contrasted(study, formula)
+    found = find_contrast(study, formula)
     mean = found.fits[0].value if found.fits else found.values.mean
     assert mean is not None
     return f"{100 * (math.exp(abs(mean / slope(optimizer))) - 1):.0f}"
@@ -90,37 +90,6 @@ def slope(optimizer: str) -> float:
     runs = [run for run in view(TOKENS).results if run.planned.definition.levels[0] == optimizer]
     logarithms = [math.log(run.rows[-1]["tokens"]) for run in runs]
     return linear_regression(logarithms, [run.rows[-1]["val_loss"] for run in runs]).slope
-
-
-def mean(study: str, variant: str) -> str:
-    """The mean result of a variant."""
-    (found,) = [each.values.mean for each in view(study).summaries if each.variant == variant]
-    return f"{found:.4f}"
-
-
-def effect(study: str, words: str) -> str:
-    """The effect of a level, FACTOR LEVEL, from the mean of the factor's levels."""
-    factor, level = words.split(" ")
-    analysis = view(study).analysis
-    assert analysis is not None, f"{study} has no analysis of effects"
-    (found,) = [each for each in analysis.levels if (each.factor, each.level) == (factor, level)]
-    return estimate(found.least_squares)
-
-
-def variance(study: str, terms: str) -> str:
-    """The share of terms in the analysis of variance, in percent."""
-    analysis = view(study).analysis
-    assert analysis is not None, f"{study} has no analysis of effects"
-    found = {row["term"]: row["share"] for row in analysis.variance}
-    return f"{100 * sum(found[term] for term in terms.split(' ')):.0f}"
-
-
-def flops(study: str, variant: str) -> str:
-    """Training FLOPs of a variant, the mean of its runs, in percent of the baseline's."""
-    (found,) = [each for each in view(study).summaries if each.variant == variant]
-    (base,) = [each for each in view(study).summaries if each.variant == found.definition.control]
-    costs = [sum(each.training_flops) / len(each.training_flops) for each in (found, base)]
-    return f"{100 * costs[0] / costs[1]:.0f}"
 
 
 def seeds(study: str, _: str) -> str:
@@ -139,8 +108,7 @@ def hours(study: str, _: str) -> str:
 
 
 VALUES: dict[str, Callable[[str, str], str]] = {
-    each.__name__: each
-    for each in (difference, adjusted, tokens, mean, effect, variance, flops, seeds, runs, hours)
+    each.__name__: each for each in (difference, adjusted_p, tokens, seeds, runs, hours)
 }
 
 

@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.config import ModelConfig, describe_nearest, divisors
-from model.errors import UserError
+from model.config import ModelConfig
+from model.errors import UserError, describe_nearest, divisors
 from model.parallel_plan import head_groups
 
 Span = tuple[int, int]

@@ -9,11 +9,13 @@ python -m pretrain.presets context --model prism-124m --context_parallel 2 4 8  
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from model.allocations import MOST_LAYERS, MULTIPLE, PROFILES, parse_allocation
 from model.config import ModelConfig
@@ -70,25 +72,36 @@ def run_presets(arguments: list[str]) -> None:
             print_lines(f"wrote {options.plot}")
 
 
+def _add_model_flags(parser: CommandParser) -> Callable[..., Any]:
+    """Add the flags that say which model is shown, and in which dtype; returns what adds more."""
+    add = parser.add_argument
+    presets = "preset (python -m pretrain.presets lists them), or a .json file of its fields"
+    add("--model", required=True, help=presets)
+    add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
+    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
+    return add
+
+
+def _load_model(options: argparse.Namespace, *changed: str) -> ModelConfig:
+    """The model of ``--model``, with the fields in place that are given as flags."""
+    changes = {name: getattr(options, name) for name in changed}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return load_named_model(options.model).replace(**given)
+
+
 def run_exchange(arguments: list[str]) -> None:
     """Print how tensor parallelism spreads a model. Raises UserError as run_presets does."""
     parser = CommandParser(
         prog="python -m pretrain.presets exchange",
         description="How tensor parallelism spreads a model's heads.",
     )
-    add = parser.add_argument
-    presets = "preset (python -m pretrain.presets lists them), or a .json file of its fields"
-    add("--model", required=True, help=presets)
-    add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
+    add = _add_model_flags(parser)
     add("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
     add("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
-    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
     options = parser.parse_args(arguments)
     if options.micro_batch < 1:
         raise UserError(f"micro_batch: {options.micro_batch} is not valid; give a positive number")
-    config = load_named_model(options.model)
-    if options.heads is not None:
-        config = config.replace(heads=options.heads)
+    config = _load_model(options, "heads")
     print(
         plan_table(plan_tensor_parallel(config, options.tensor_parallel, options.micro_batch, options.dtype))
     )
@@ -101,17 +114,11 @@ def run_context(arguments: list[str]) -> None:
         prog="python -m pretrain.presets context",
         description="How context parallelism shares each layer's attention, and what it sends.",
     )
-    add = parser.add_argument
-    presets = "preset (python -m pretrain.presets lists them), or a .json file of its fields"
-    add("--model", required=True, help=presets)
-    add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
+    add = _add_model_flags(parser)
     add("--context_parallel", type=int, nargs="+", required=True, help="c: ranks that share each sequence")
     add("--context_length", type=int, help="T, in place of the preset's")
-    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
     options = parser.parse_args(arguments)
-    config = load_named_model(options.model)
-    changes = {name: getattr(options, name) for name in ("heads", "context_length")}
-    config = config.replace(**{name: value for name, value in changes.items() if value is not None})
+    config = _load_model(options, "heads", "context_length")
     print("\n\n".join(context_table(config, degree, options.dtype) for degree in options.context_parallel))
 
 

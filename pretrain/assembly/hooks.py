@@ -38,7 +38,7 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
         hooks.append(EvaluationHook(session))
     # Maturity first: the step at which it releases a rule is one whose weights diagnostics keep.
     hooks += [Maturity(session), Diagnostics(session)]
-    if run.llr.apply != "none":
+    if run.llr.active:
         hooks.append(SpectralRates(session))
     if steps := run.profiled_steps():
         from pretrain.profiling.hook import FOLDER, Profiler

@@ -67,11 +67,11 @@ def open_source(name: str) -> Source:
     shown = escape_controls(text)
     if not is_run(folder):
         model, tokenizer, notes = open_folder(folder)
-        chosen = check_folder(folder).format
+        stored = check_folder(folder)  # its model has the vocabulary rows that no token uses
 
         def read() -> Iterator[tuple[str, Tensor]]:
-            stored = check_folder(folder).model  # with the vocabulary rows that no token uses
-            return parameters(model, chosen, read_weights(folder, folder_shapes(stored, chosen)))
+            shapes = folder_shapes(stored.model, stored.format)
+            return parameters(model, stored.format, read_weights(folder, shapes))
 
         return Source(model, tokenizer, shown, notes, read)
     damaged: list[str] = []
@@ -130,7 +130,7 @@ def begin_from(run: RunConfig, asked: ModelConfig, tokenizer: Tokenizer, world: 
     def write() -> Path:
         source, model = opened[0], ModelConfig.from_json(state.model)
         target = checkpoint_path(run.folder, 0)
-        weights = fitted(source, model, run.seed)
+        weights = fit_parameters(source, model, run.seed)
         write_weights(target, state, weights, run.folder / "tokenizer")
         write_atomically(run.folder / INITIAL_MODEL, json.dumps(source.model.to_json(), indent=1) + "\n")
         write_atomically(run.folder / "latest", f"{target.name}\n")
@@ -178,23 +178,23 @@ def news(source: ModelConfig, model: ModelConfig) -> list[str]:
     for name, spec in specs.items():
         if name not in stored:
             new.append(f"{name} (the token embedding)" if name == "output.weight" else name)
-        elif spec.shape != stored[name].shape and _enlarged(spec, stored[name]):
+        elif spec.shape != stored[name].shape and _is_enlarged(spec, stored[name]):
             new.append(f"{name} beyond {list(stored[name].shape)}")
     left_out = [name for name in stored if name not in specs]
     left_out += [
         f"{name} beyond {list(spec.shape)}"
         for name, spec in specs.items()
-        if name in stored and spec.shape != stored[name].shape and not _enlarged(spec, stored[name])
+        if name in stored and spec.shape != stored[name].shape and not _is_enlarged(spec, stored[name])
     ]
     lines += [f"initialised: {', '.join(new)}"] if new else []
     return lines + ([f"left out: {', '.join(left_out)}"] if left_out else [])
 
 
-def _enlarged(spec: ParameterSpec, stored: ParameterSpec) -> bool:
+def _is_enlarged(spec: ParameterSpec, stored: ParameterSpec) -> bool:
     return any(now > before for now, before in zip(spec.shape, stored.shape, strict=True))
 
 
-def fitted(source: Source, model: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+def fit_parameters(source: Source, model: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of *model*: the source's, and the seed's initial values where it has none.
 
     The outputs of heads that are added are zero, so that the network computes what it did; an LM head that
@@ -224,9 +224,9 @@ def fitted(source: Source, model: ModelConfig, seed: int) -> Iterator[tuple[str,
 
 def _enlarge(name: str, spec: ParameterSpec, stored: Tensor, model: ModelConfig, seed: int) -> Tensor:
     """A stored tensor in another shape, where only heads, positions or classes are new or left out."""
-    if spec.role.part == "output":  # other classes
-        return initial_value(name, spec.role, spec.shape, model, seed)
     value = initial_value(name, spec.role, spec.shape, model, seed)
+    if spec.role.part == "output":  # other classes
+        return value
     if has_heads(spec.role) and spec.role.part == "o":
         value.zero_()
     common = tuple(slice(min(now, before)) for now, before in zip(spec.shape, stored.shape, strict=True))

@@ -276,7 +276,7 @@ class RunConfig:
         rules."""
         model = Path(self.model).stem.replace(":", "-")  # of RUN:STEP
         rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
-        rules += "" if self.llr.apply == "none" else f"-llr_{self.llr.apply}"
+        rules += f"-llr_{self.llr.apply}" if self.llr.active else ""
         return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"
 
     @property

@@ -248,6 +248,11 @@ class LLRConfig:
         if self.high < self.low:
             raise UserError(f"llr.high: {self.high:g} is below llr.low, {self.low:g}; give at least that")
 
+    @property
+    def active(self) -> bool:
+        """Whether spectra are measured."""
+        return self.apply != "none"
+
 
 def length_in_steps(name: str, value: float, steps: int) -> int:
     """Turn a length given as a fraction of the run (below 1) or in steps into steps.

@@ -146,6 +146,7 @@ class SpectralRates(Hook):
     def __init__(self, session: Session) -> None:
         run, self.session = session.run, session
         self.config: LLRConfig = run.llr
+        self._record: Factors | None = None
         self.every = max(1, length_in_steps("llr.every", run.llr.every, run.steps))
         self.last = length_in_steps("llr.until", run.llr.until, run.steps)
         self.transition = length_in_steps("llr.transition", run.llr.transition, run.steps)
@@ -168,19 +169,21 @@ class SpectralRates(Hook):
         Returns:
             ``llr/exponent/NAME`` and ``llr/factor/NAME`` of each measured matrix at a measurement.
         """
-        record = from_dict(Factors, state.record(NAME), "checkpoint: records in state.json", NAME)
+        if self._record is None:
+            where = "checkpoint: records in state.json"
+            self._record = from_dict(Factors, state.record(NAME), where, NAME)
         figures: dict[str, float] = {}
         if state.step <= self.last and state.step % self.every == 0:
             excess = self.config.measure == "excess"
             exponents = measure_exponents(engine, self.measured, self.specs, self.session.world, excess)
             exponents = {name: value for name, value in exponents.items() if math.isfinite(value)}
             factors = assign_factors(exponents, self.follow, self.config, self.session.run.seed)
-            present = record.at(max(0, state.step - 1), self.transition)
+            present = self._record.at(max(0, state.step - 1), self.transition)
             names = {name: self.groups[name].name for name in factors}
             after = dict.fromkeys(present, 1.0) | {names[n]: factor for n, factor in factors.items()}
-            record = Factors(state.step, present, after)
-            state.records[NAME] = Record(to_dict(record))
+            self._record = Factors(state.step, present, after)
+            state.records[NAME] = Record(to_dict(self._record))
             figures = {f"llr/exponent/{name}": value for name, value in exponents.items()}
             figures |= {f"llr/factor/{name}": value for name, value in factors.items()}
-        self.session.rates.factors = record.at(state.step, self.transition)
+        self.session.rates.factors = self._record.at(state.step, self.transition)
         return HookResult(figures)

@@ -93,7 +93,7 @@ def build_run_optimizer(
     offload = is_offloaded(ds_config["zero_optimization"], "offload_optimizer")
     if offload and run.optimizer.kind == "adamw":
         lock_by_process()  # DeepSpeed compiles its optimizer
-    groups = parameter_groups(network, run.optimizer, run.lr_rules, run.llr.apply != "none")
+    groups = parameter_groups(network, run.optimizer, run.lr_rules, run.llr.active)
     optimizer = build_optimizer(groups, run.optimizer, offload, run.muon)
     if run.optimizer.kind == "muon":
         accept_optimizer(type(optimizer))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from model import parallel_plan
-from model.config import ModelConfig, divisors
+from model.config import ModelConfig
 from model.context_plan import head_rank_numbers
-from model.errors import UserError, quote
+from model.errors import UserError, divisors, quote
 from model.heads import format_heads
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.state import TrainingState, read_state

@@ -148,8 +148,7 @@ def run_groups(run: RunConfig, model: ModelConfig) -> list[Group]:
         UserError: as plan_groups.
     """
     roles = {name: spec.role for name, spec in parameter_specs(model).items()}
-    separate = run.llr.apply != "none"
-    return plan_groups(roles, run.optimizer, run.lr_rules, model, run.muon.scale, separate)
+    return plan_groups(roles, run.optimizer, run.lr_rules, model, run.muon.scale, run.llr.active)
 
 
 def parameter_groups(

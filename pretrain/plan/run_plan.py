@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from model.config import ModelConfig, divisors
+from model.config import ModelConfig
 from model.context_plan import check_context_parallel
-from model.errors import UserError
+from model.errors import UserError, divisors
 from model.parallel_plan import check_tensor_parallel, check_world
 from model.transformer import Fused
 from pretrain.checkpoint.state import TrainingState

@@ -18,17 +18,8 @@ from pretrain.run.hooks import Hook
 # Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked
 # elsewhere.
 SILENT = {
-    *(
-        "name",
-        "init_from",
-        "runs_dir",
-        "data_root",
-        "resume",
-        "recipe",
-        "logging",
-        "checkpoint",
-        "evaluation",
-    ),
+    *("name", "init_from", "runs_dir", "data_root", "resume", "recipe"),
+    *("logging", "checkpoint", "evaluation"),
     *("interruption", "diagnostics_every", "threads", "model", "heads", "architecture", "seed", "data"),
     *("tokenizer", "vocab_size", "micro_batch", "tensor_parallel", "context_parallel"),
 }

@@ -160,6 +160,17 @@ def alone() -> World:
     return single_world(torch.device("cpu"))
 
 
+def refusal_of(run: RunConfig, stage: int = 2) -> str | None:
+    """The line of the UserError that ends the session of this worker."""
+    return session(run, stage)[1]
+
+
+def check_refused(run: RunConfig, ranks: int, message: str) -> None:
+    """Every rank refuses *run* with *message*, and nothing is written."""
+    assert all(message in said for said in run_distributed(refusal_of, ranks, run, timeout=120))
+    assert not run.folder.exists() or not list(run.folder.iterdir())
+
+
 def broken_off(run: RunConfig, *stops: int, ranks: int = 1, stage: int = 2) -> RunConfig:
     """Train *run* whole, and once more with a dead stop after each of *stops* steps: the same bits.
 

@@ -17,7 +17,7 @@ from pretrain.plan.micro_batch import plan_batch
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
-from tests.helpers.training import ROOT, broken_off, curve, interrupted, nano_run, session
+from tests.helpers.training import ROOT, broken_off, check_refused, curve, interrupted, nano_run, session
 
 STEPS = 2
 
@@ -181,10 +181,6 @@ def test_a_run_cut_off_twenty_times_is_bit_identical(small_folder, tmp_path):
     broken_off(run, *range(3, 43, 2), ranks=2, stage=3)
 
 
-def refusal(run, stage=2):
-    return session(run, stage)[1]
-
-
 REFUSED = [
     (2, "--context_parallel 4", "4 does not divide the 2 ranks of this run; valid values are 1, 2"),
     (
@@ -203,9 +199,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("world", "arguments", "message"), REFUSED)
 def test_bad_input_is_refused_on_every_rank(small_folder, tmp_path, world, arguments, message):
-    run = nano_run(small_folder, tmp_path, arguments)
-    assert all(message in said for said in run_distributed(refusal, world, run, timeout=120))
-    assert not run.folder.exists() or not list(run.folder.iterdir())
+    check_refused(nano_run(small_folder, tmp_path, arguments), world, message)
 
 
 def test_classifiers_are_refused():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pretrain import convert
-from pretrain.assembly.initial_weights import fitted, misfits, news, open_source
+from pretrain.assembly.initial_weights import fit_parameters, misfits, news, open_source
 from pretrain.assembly.preflight import check_source
 from pretrain.checkpoint.finder import checkpoint_path
 from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
@@ -108,7 +108,7 @@ def test_a_classifier_begins_with_a_language_models_weights(source):
     model = opened.model.replace(classes=3)
     assert not misfits(opened.model, model) and "LM head" in misfits(model, opened.model)[0]
     assert news(opened.model, model)[-1] == "initialised: classifier.weight"
-    found, expected = dict(fitted(opened, model, 1)), weights(source)
+    found, expected = dict(fit_parameters(opened, model, 1)), weights(source)
     assert found.pop("classifier.weight").shape == (3, 48)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
