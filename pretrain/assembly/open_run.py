@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from pretrain.assembly.data import open_data
 from pretrain.assembly.hooks import build_hooks
-from pretrain.assembly.initial_weights import begin_from
 from pretrain.assembly.loading import find_newest, next_state, plan_loading
 from pretrain.assembly.machine import settle_machine
 from pretrain.checkpoint.store import CheckpointStore
@@ -87,6 +86,8 @@ def open_run(
             newest = find_newest(run, store)
             asked_model = run.build_model_config(**data.model_fields())
             if newest.folder is None and run.init_from is not None:
+                from pretrain.assembly.initial_weights import begin_from  # loads transformers
+
                 newest = begin_from(run, asked_model, data.tokenizer, world)
             saved_model, model_config = continue_model(run, asked_model, newest.state)
             rates = GroupRates(run_groups(run, model_config), run)

@@ -110,9 +110,16 @@ def load_as_written(folder: str | Path) -> Any:
     Raises:
         UserError: as check_folder; weights that are not finite.
     """
+    from transformers import GenerationConfig
+
     described = check_folder(folder)
     kind = _network_class(described.format)
-    network = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    network = kind.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        generation_config=GenerationConfig(),  # else it reads the folder's, which the logits do not need
+    )
     refuse_not_finite(network, folder)
     return network.eval()
 

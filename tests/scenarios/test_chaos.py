@@ -36,7 +36,7 @@ SETTINGS = (
     "--checkpoint.background true",
     "--growth.criterion incrt --growth.interval 6 --growth.calibration 2 --growth.maximum 6 --growth.start 3",
     "--growth.grow_above 0.1 --growth.prune_below 0.0999 --growth.patience 2",
-    os.environ.get("CHAOS_FLAGS", ""),
+    *filter(None, [os.environ.get("CHAOS_FLAGS")]),
 )
 
 Moment = Callable[[Running, random.Random, Path], None]
