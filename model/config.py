@@ -130,7 +130,7 @@ class ModelConfig:
     """mup: a learning rate found at base_width suits every width (arXiv 2203.03466, table 8): matrices of the
     blocks begin with init_std / sqrt(m) and learn at a lower rate (pretrain/optim/groups.py), and logits are
     divided by m, with m = d_model / base_width. At m = 1 it is the same as standard. The matrices of a layer
-    with a block_width of its own have m = block_width / base_width."""
+    that has a block_width have m = block_width / base_width."""
     base_width: Size | None = None
     """d_model of the narrow model whose rates are used; with mup only."""
     classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
@@ -315,7 +315,7 @@ class ModelConfig:
 
     @property
     def residual_writes(self) -> int:
-        """How many parts write into the residual stream: 2L but for parts that layers lack."""
+        """Number of modules that write into the residual stream: 2L less those that layers lack."""
         return len(self.attention_layers) + sum(width > 0 for width in self.ffn_widths)
 
     def layer_kv_heads(self, layer: int) -> int:
@@ -447,7 +447,7 @@ class ModelConfig:
     # ------------------------------------------------------------------ other forms
 
     def summary(self) -> str:
-        """The model in one line: parameters, layers, heads, what else its layers differ in, widths."""
+        """A one-line summary: parameters, layers, heads, whatever else differs between layers, widths."""
         parts = [f"{self.num_parameters():,} parameters", f"{self.num_layers} layers"]
         parts.append(f"heads {format_heads(self.heads)} {draw_heads(self.heads)}")
         if self.classes is not None:
@@ -489,7 +489,7 @@ class ModelConfig:
         return ModelConfig.from_json({**self.to_json(), **changes})
 
     def difference(self, other: ModelConfig) -> list[str]:
-        """One line ``field: value != other's value`` for every field that differs, in field order."""
+        """A line ``field: value != other's value`` for every field that differs, in field order."""
         pairs = [(item.name, getattr(self, item.name), getattr(other, item.name)) for item in fields(self)]
         return [f"{name}: {_show(own)} != {_show(its)}" for name, own, its in pairs if own != its]
 

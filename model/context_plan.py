@@ -34,8 +34,8 @@ def check_context_parallel(
     """Refuse a degree c that the model cannot be trained with.
 
     Raises:
-        UserError: context_length is no multiple of 2c (with sequence parallelism of c t, too); or the model
-            is a classifier.
+        UserError: context_length is not a multiple of 2c (with sequence parallelism, of 2c and c t); or the
+            model is a classifier.
     """
     if type(context_parallel) is not int or context_parallel < 1:
         raise UserError(f"context_parallel: {context_parallel!r} is not valid; give a positive integer")

@@ -1,6 +1,6 @@
 """Plans tensor parallelism layer by layer: groups of ranks and form of the exchange. Needs no torch.
 
-Models and sizes that do not fit are refused here, before anything is allocated.
+Models and sizes that do not fit are rejected here, before anything is allocated.
 """
 
 from __future__ import annotations

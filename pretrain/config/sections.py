@@ -25,13 +25,14 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 @declared("optimizer")
 class OptimizerConfig:
-    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019), alone or beside Muon."""
+    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019), alone or combined with Muon."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """muon: Muon for the matrices of the blocks; AdamW for embeddings, LM head, norms and biases."""
+    """adamw uses AdamW for all parameters; muon uses Muon for the matrices of the blocks, and AdamW for
+    embeddings, LM head, norms and biases."""
     reset: bool = False
-    """Lets a run change kind where it continues: the weights stay, the optimizer begins anew. Without effect
-    while the kind stays."""
+    """Allow a resumed run to change its optimizer: the weights are kept, the optimizer state is reset. It has
+    no effect while the kind is the same."""
     learning_rate: PositiveFloat = 6.0e-4
     """Peak learning rate, reached at the end of the warmup."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -76,7 +77,7 @@ class MuonConfig:
     momentum: Beta = 0.95
     """Decay rate of the momentum."""
     nesterov: bool = True
-    """Whether the newest gradient counts once more."""
+    """Nesterov momentum: whether the newest gradient is added once more."""
     learning_rate: PositiveFloat | None = None
     """Peak learning rate of these matrices; optimizer.learning_rate when not given."""
 
@@ -121,12 +122,12 @@ class CheckpointConfig:
     keep_every: NonNegativeInt = 0
     """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
     background: bool = True
-    """Write beside the training: it stops only while tensors are copied to the host's memory, which must have
-    room for a rank's share of the checkpoint."""
+    """Write in the background: training stops only while tensors are copied to the host's memory, which must
+    have room for a rank's share of the checkpoint."""
     mirror: str | None = None
-    """Copy checkpoints to a store beside the training: s3://bucket/folder, gs://bucket/folder or
-    file:///folder. A local one is deleted only after its copy was verified, and a run whose folder is lost
-    goes on from there."""
+    """Copy checkpoints to a store in the background: s3://bucket/folder, gs://bucket/folder or
+    file:///folder. A local checkpoint is deleted only after its copy was verified. A run whose folder is lost
+    resumes from the store."""
     mirror_reserve: NonNegativeFloat = 10.0
     """GiB. With less left on the disk, the oldest checkpoint that is not copied yet is deleted all the same;
     the newest two stay."""
@@ -134,11 +135,11 @@ class CheckpointConfig:
 
 @declared("interruption")
 class InterruptionConfig:
-    """What ends a session before its last step. Each way, the same command continues the run."""
+    """What ends a session before its last step. In each case, the same command resumes the run."""
 
     minutes: PositiveFloat | None = None
-    """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no
-    limit."""
+    """Wall-clock budget of a session: when it is used up, the run saves and ends with exit code 75. None sets
+    no limit."""
     agreement_seconds: PositiveFloat = 300.0
     """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
     hang_minutes: NonNegativeFloat = 30.0
@@ -148,7 +149,7 @@ class InterruptionConfig:
 
 @declared("logging")
 class LoggingConfig:
-    """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
+    """What is shown while training. metrics.jsonl has a row for every step, regardless of these settings."""
 
     every: PositiveInt = 10
     """Steps between reads of the loss from the device (each is a host synchronisation)."""

@@ -147,7 +147,7 @@ def merge_ds_config(
     merged["zero_optimization"] = _fill_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
-    # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when figures are
+    # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when metrics are
     # read anyway.
     merged.setdefault("timers", {"throughput": {"enabled": False}})
     return merged

@@ -125,7 +125,7 @@ def _task_files(root: str) -> list[str]:
 
 
 def _find_names(files: Iterable[str], field: str | None = None) -> set[str]:
-    """Names of tasks, groups and tags that files may define, and some other words beside them.
+    """Names of tasks, groups and tags that files may define, and some other words besides.
 
     Args:
         field: what the files were given as, for messages; None for lm-eval's own, which are not checked.

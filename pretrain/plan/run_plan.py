@@ -191,7 +191,7 @@ def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:
 
 
 def check_fits(plan: RunPlan) -> None:
-    """Refuse a plan whose peak is too large, in one line that says what would fit.
+    """Reject a plan whose peak is too large, with a one-line error that lists what would fit.
 
     Raises:
         UserError: it does not fit.

@@ -52,7 +52,7 @@ def environment_rank() -> int:
 
 
 def read_environment() -> Launch:
-    """Read the launcher's variables; a process without a launcher is a world of size 1.
+    """Read the launcher's variables; a process without a launcher has a world size of 1.
 
     Raises:
         UserError: a variable is not a number or out of range, or variables contradict each other.
@@ -240,7 +240,7 @@ def _command(arguments: list[str]) -> list[str]:
     # RANK and WORLD_SIZE are set by then, also without a launcher.
     alone = read_environment().size == 1 and not {"LOCAL_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys()
     for command in [*commands, *([sys.orig_argv] if alone else [])]:
-        # On other machines deepspeed starts this module of its own.
+        # On other machines deepspeed starts this module.
         own = any(part.endswith(".launcher.launch") for part in command)
         if command[len(command) - len(arguments) :] == arguments and not own:
             return _to_typed_command(command)
@@ -268,6 +268,6 @@ def _launcher_of_environment() -> list[str]:
     if nodes > 1:
         number = ["--hostfile", "hostfile", "--num_nodes", str(nodes), *number]
     elif "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
-        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number.
+        # DeepSpeed's launcher sets the variable in every rank, and ignores it if a number is given.
         number = ["--include", f"localhost:{','.join(devices)}"]
     return ["deepspeed", *number, "--module", "pretrain.main"]

@@ -15,7 +15,7 @@ NOTED: dict[str, Callable[[RunResult], object]] = {
     "dtype": lambda run: run.world and run.world.dtype,
     "version of torch": lambda run: run.world and run.world.versions.get("torch"),
     "number of ranks": lambda run: run.world and run.world.ranks,
-    # On GPUs the number of threads changes no figure.
+    # On GPUs the number of threads changes no result.
     "CPU threads": lambda run: run.world.threads if run.world and run.world.device == "cpu" else None,
 }
 """Values that should be one."""

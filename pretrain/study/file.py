@@ -50,7 +50,7 @@ def _named(value: Any) -> Any:
 
 
 def _either(read: Any, also: Any) -> BeforeValidator:
-    """A validator of what may be written in a second way, which the JSON schema names, too."""
+    """A validator for a field with an alternative spelling, which the JSON schema also lists."""
     return BeforeValidator(read, json_schema_input_type=also)
 
 
@@ -73,7 +73,7 @@ Tune = Annotated[dict[str, Values], Field(max_length=1)]
 
 @declared()
 class LevelFile:
-    """What a variant or a named level has beside settings."""
+    """What a variant or a named level has besides settings."""
 
     recipe: Text | None = None
     """In place of the study's."""
@@ -108,7 +108,7 @@ class StudyFile:
     """Of all runs, as in a recipe."""
     vary: Annotated[dict[Text, list[Any] | dict[Text, Settings | None]], Field(min_length=1)] | None = None
     """Factors: a setting, such as optimizer.learning_rate, heads[0] or heads[1:3], with a list of values; or
-    a name of your own with levels, each a name with settings."""
+    your own name with levels, each a name with settings."""
     method: Literal["grid", "orthogonal", "fractional"] = "grid"
     """Which combinations of vary are trained: all of them; or so many that every pair (orthogonal) or every
     three (fractional) of factors has every combination of levels equally often."""
@@ -137,9 +137,9 @@ class StudyFile:
     last_validations: PositiveInt = 1
     """A run's result is the mean of so many last values."""
     effect: PositiveFloat | None = None
-    """The smallest difference that the study is meant to see."""
+    """The smallest difference that the study is designed to detect."""
     machine: Text = ""
-    """What its size was chosen for, in words."""
+    """The reason for its size, in words."""
     hours: PositiveFloat | None = None
     """The time that it takes there."""
 
@@ -205,14 +205,14 @@ def read_file(keys: Mapping[str, Any]) -> StudyFile:
 
 
 def override(keys: dict[str, Any], settings: Settings) -> str:
-    """A study file's text with these settings, by dotted name, in place of its own."""
+    """A study file's text in which these settings, by dotted name, replace those of the file."""
     if settings:
         keys = keys | {"settings": nest(read_settings(keys.get("settings"), "settings") | settings)}
     return format_yaml(keys)
 
 
 SPELLED_FREELY = ("heads", "lr_rules", "hooks", "growth")
-"""Settings that the schema does not check: they may be written as text, too."""
+"""Settings that the schema does not check: they may also be written as text."""
 
 
 def schema() -> dict[str, Any]:

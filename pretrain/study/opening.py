@@ -36,7 +36,7 @@ def open_study(
     if path.is_dir():
         if out is not None and os.path.realpath(out) != os.path.realpath(path):
             raise UserError(
-                f"out: {str(out)!r} beside the folder {name!r}; give the study's file with another --out"
+                f"out: {str(out)!r} and the folder {name!r}: give one, or the study's file with another --out"
             )
         return load_study(path, check_runs, settings)
     file = find_study(name)

@@ -186,7 +186,7 @@ def _read_factor(name: str, given: list[Any] | dict[str, Settings | None]) -> di
 
 
 def _read_level(given: Settings | None, where: str) -> Level:
-    """Settings, and the options beside them."""
+    """Settings, and the options next to them."""
     given = given or {}
     options = {key: value for key, value in given.items() if key in OPTIONS}
     settings = read_settings({key: value for key, value in given.items() if key not in OPTIONS}, where)

@@ -288,7 +288,7 @@ class Scheduler:
             return
         if code == STOPPED:
             further = self._step(ended.planned) > ended.began_at
-            if self.stopped is None and further:  # its own limit of minutes: it goes on
+            if self.stopped is None and further:  # its own limit of minutes: it is resumed
                 self._waiting.insert(0, ended.planned)
             if self.stopped is not None or further:
                 return
@@ -344,7 +344,7 @@ def _has_ended(running: _Running) -> bool:
     if running.process.poll() is None:
         return False
     try:
-        os.killpg(running.process.pid, 0)  # each run is a process group of its own
+        os.killpg(running.process.pid, 0)  # each run has its own process group
     except ProcessLookupError:
         return True
     import psutil

@@ -27,14 +27,14 @@ of a standard normal."""
 
 @dataclass(frozen=True)
 class RankInterval:
-    """The Hodges-Lehmann estimate of a typical difference, with its exact interval and test."""
+    """The Hodges-Lehmann estimate of the difference, with its exact interval and test."""
 
     estimate: float
-    """The median of the means of all pairs of differences, each with itself, too, in their unit."""
+    """The median of the means of all pairs of differences, each also with itself, in their unit."""
     low: float
     high: float
     level: float
-    """Of the interval: the smallest that is at least what was asked for, or the largest there is."""
+    """Confidence of the interval: the smallest possible that reaches the requested one, else the largest."""
     p: float
     """Of Wilcoxon's signed-rank test of zero, two-sided; exact without zeros and ties."""
 
