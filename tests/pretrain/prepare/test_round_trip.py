@@ -166,4 +166,4 @@ def test_documents_beyond_the_first_are_not_read_for_it(tmp_path, monkeypatch, c
     assert main(both.split()) == 0
     both = f"--text {tmp_path}/held_out.json --validation_text {tmp_path}/upper.json {common}/third"
     (tmp_path / "upper.json").write_text(json.dumps(["UPPER CASE"]))
-    assert "of 'UPPER CASE' in upper.json" in refusal(capsys, main, *both.split())
+    assert "'UPPER CASE' in upper.json" in refusal(capsys, main, *both.split())
