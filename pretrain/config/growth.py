@@ -138,7 +138,7 @@ class GrowthConfig:
 
 
 def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
-    """Refuse heads whose width t does not divide: then it would not divide every head count's width."""
+    """Reject heads whose width t does not divide: then it would not divide every head count's width."""
     if head_dim % tensor_parallel:
         raise UserError(
             f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which "

@@ -98,15 +98,15 @@ class RunConfig:
     """
 
     task: Literal["language", "classification"] = "language"
-    """language: predict the next token. classification: predict the class of a whole sequence, at its end;
-    data is then a labelled corpus (python -m pretrain.prepare labelled)."""
+    """language predicts the next token; classification predicts the class of a whole sequence, at its end.
+    It needs a labelled corpus as data (python -m pretrain.prepare labelled)."""
 
     model: str = "prism-micro"
     """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a
     run's folder, whose newest checkpoint's model is trained again from the start."""
     init_from: str | None = None
-    """Begin a new run with the weights of another, RUN or RUN:STEP, or of a Hugging Face folder; the
-    optimizer starts fresh. The model is then the source's unless model is given. See docs/huggingface.md."""
+    """Begin a new run with the weights of another, RUN or RUN:STEP, or of a Hugging Face folder, and with a
+    new optimizer state. The model is then the source's unless model is given. See docs/huggingface.md."""
     heads: Heads | None = None
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6 or a list; one head count per
     layer."""
@@ -123,7 +123,7 @@ class RunConfig:
     """Tokenizer folder, SentencePiece .model file or hub name of .bin/.idx pairs, which do not contain one.
     For a corpus folder, a tokenizer that differs from its own is rejected."""
     data_root: str = "data"
-    """Where the built-in corpus is written, once."""
+    """Folder that the built-in corpus is written to, once."""
     vocab_size: PositiveInt = 4096
     """Entries of the tokenizer that is trained for the built-in text; prepared corpora bring their own."""
     seed: NonNegativeInt = 1
@@ -156,21 +156,25 @@ class RunConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
+    """Value of "auto" in the ds_config's bf16 block. auto is bf16 where the device computes in it, else
+    fp32."""
     tensor_parallel: PositiveInt = 1
-    """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's
-    widths."""
+    """Tensor-parallel degree t, the number of neighbouring ranks that share one copy of the model. It must
+    divide the number of ranks and the model's widths."""
     sequence_parallel: bool = False
-    """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes
-    travel."""
+    """With tensor_parallel, also partition hidden states along the sequence. It saves memory and sends the
+    same number of bytes."""
     context_parallel: PositiveInt = 1
-    """c: ranks that share the positions of every sequence, for long ones; c times tensor_parallel divides the
-    number of ranks, and 2c the context length. See docs/context_parallelism.md."""
+    """Context-parallel degree c, the number of ranks that share each sequence, for long contexts. c times
+    tensor_parallel must divide the number of ranks, and 2c the context length. See
+    docs/context_parallelism.md."""
     activation_checkpointing: bool = False
-    """Recompute each block in the backward pass: less memory, about a third more computation."""
+    """Recompute each block in the backward pass, which saves memory and costs about a third more
+    computation."""
     compile: Literal["auto", True, False] = "auto"
-    """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on
-    GPUs, and on CPUs for runs of some minutes. A resumed run keeps its first choice."""
+    """Compile the model with torch.compile, at ZeRO stages 1 and 2 only: the start is slower, steps are
+    faster. auto compiles on GPUs, and on CPUs for runs of some minutes. A resumed run keeps its first
+    choice."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"
     """Which products are fused. loss fuses the LM head and the loss where tensor_parallel is 1, which saves
     the memory of the logits. all also fuses q, k and v, and gate and up; not at ZeRO stage 3. none fuses
@@ -200,9 +204,9 @@ class RunConfig:
     name: str | None = None
     """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
     runs_dir: str = "runs"
-    """Where run folders are made."""
+    """Folder in which run folders are created."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: continue from the newest valid checkpoint of the run folder. never: refuse a folder that has
+    """auto resumes from the newest valid checkpoint of the run folder; never rejects a folder that has
     one."""
     recipe: str = DEFAULT_RECIPE
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""

@@ -68,9 +68,9 @@ class MuonConfig:
     """Muon (Jordan 2024): momentum, made orthogonal by Newton-Schulz iterations; for optimizer.kind muon."""
 
     heads: HeadGroup = "whole"
-    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head, or in groups
-    of so many neighbouring heads (arXiv 2605.08933), of which the last is smaller where the number does not
-    divide the layer's."""
+    """Unit of orthogonalization: whole orthogonalizes whole matrices; each does so for every head of q, k, v
+    (rows) and o (columns); a number for groups of that many neighbouring heads (arXiv 2605.08933). The last
+    group is smaller where the number does not divide the layer's heads."""
     scale: MuonScale = "rms"
     """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
     over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""
@@ -87,8 +87,8 @@ class ScheduleConfig:
     """Learning rate over the run. Numbers below 1 are fractions of the run, others are steps."""
 
     kind: Literal["cosine", "linear", "wsd"] = "cosine"
-    """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable,
-    then a linear decay."""
+    """Decay after the warmup. cosine follows half a cosine from the peak to the minimum, linear a straight
+    line. wsd stays at the peak (warmup, stable, decay) and ends with a linear decay."""
     warmup: NonNegativeFloat = 0.025
     """Linear warmup, as a fraction of the run (below 1) or in steps."""
     decay: NonNegativeFloat = 0.2
@@ -156,8 +156,8 @@ class LoggingConfig:
     seconds: NonNegativeFloat = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as WANDB_MODE says; without it nothing is written. online: offline where nobody is logged in.
-    Never asks."""
+    """Mode of Weights & Biases, which never prompts. auto follows WANDB_MODE, and without it writes nothing.
+    online falls back to offline where nobody is logged in."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
     tensorboard: bool = False
@@ -169,14 +169,14 @@ class EvaluationConfig:
     """Zero-shot scores while training, through lm-eval; the training numbers do not change."""
 
     every: NonNegativeInt = 0
-    """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not
+    """Steps between evaluations; the last step is also evaluated. 0 turns evaluation off, and lm-eval is not
     imported."""
     tasks: str = "papers"
     """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
     include_path: str | None = None
     """Folder with more tasks as lm-eval's YAMLs; code that they name is run."""
     num_fewshot: NonNegativeInt | None = None
-    """Solved items before each; as the task says, else none, when not given."""
+    """Few-shot examples before each item; by default the task's own number, else none."""
     limit: PositiveInt | None = None
     """At most this many items of each task; all when not given."""
     data_dir: str | None = None
@@ -227,11 +227,12 @@ class LLRConfig:
     """
 
     apply: Literal["none", "each", "shuffled", "mean", "embeddings"] = "none"
-    """Which factors multiply rates. each: every matrix its own, as in the paper. The others are controls:
-    shuffled among the matrices; their mean for all of them; or those of embeddings and head alone."""
+    """Which factors multiply learning rates. each gives every matrix its own factor, as in the paper. The
+    other values are controls: the factors shuffled among the matrices, their mean for all matrices, or only
+    the factors of embeddings and head."""
     measure: Literal["exponent", "excess"] = "exponent"
-    """exponent: the tail exponent, as in the paper. excess: less that of a random matrix of the same
-    shape."""
+    """exponent measures the tail exponent, as in the paper; excess subtracts that of a random matrix of the
+    same shape."""
     low: PositiveFloat = 1.0
     """Factor of the least exponent."""
     high: PositiveFloat = 5.0
@@ -239,7 +240,7 @@ class LLRConfig:
     every: PositiveFloat = 100
     """Length between two measurements."""
     until: NonNegativeFloat = 0.2
-    """Length after which nothing is measured; 0: before the first step alone."""
+    """Length after which nothing is measured; 0 measures only before the first step."""
     transition: NonNegativeFloat = 50
     """Length over which factors move to new ones."""
     least: PositiveInt = 50

@@ -87,7 +87,7 @@ def bands(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_depth(groups: Groups, baseline: str) -> None:
-    """Refuse a difference by layer of models of another depth, whose layers do not correspond."""
+    """Reject a difference by layer of models of another depth, whose layers do not correspond."""
     depths = {name: runs[0].num_layers for name, runs in groups.items()}
     if set(depths.values()) != {depths[baseline]}:
         raise UserError(

@@ -94,7 +94,7 @@ def choose_models(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelCo
 
 
 def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -> None:
-    """Refuse what was not asked for in the last session of a run whose heads are those of its checkpoint.
+    """Reject what was not asked for in the last session of a run whose heads are those of its checkpoint.
 
     Args:
         saved: the checkpoint's state; of a new or imported run one without settings.

@@ -93,7 +93,7 @@ def find_micro_batch(
 def _check_states_fit(
     model: ModelConfig, settings: EngineSettings, data_parallel: int, memory: int, tensor_parallel: int
 ) -> None:
-    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a
+    """Reject what a CPU's memory cannot hold before a batch is read: the system would kill the run without a
     message.
 
     A GPU reports an out-of-memory error anyway.

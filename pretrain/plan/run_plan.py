@@ -94,7 +94,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
     has bf16.
 
     Raises:
-        UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
+        UserError: for what the trainer would reject: sizes that do not divide, contradicting settings.
     """
     check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
     asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)

@@ -36,7 +36,7 @@ BEGIN_ANOTHER = "for another run from the same weights give --name OTHER and --i
 
 
 def check_imported(run: RunConfig) -> None:
-    """Refuse to begin from scratch a run whose settings are those of an import.
+    """Reject to begin from scratch a run whose settings are those of an import.
 
     Raises:
         UserError: they are; it says what keeps the weights.
@@ -63,7 +63,7 @@ def settings_to_give(imported: bool) -> str:
 
 
 def check_records(saved: TrainingState, hooks: Iterable[Hook]) -> None:
-    """Refuse a checkpoint with a record that is needed and that no hook reads.
+    """Reject a checkpoint with a record that is needed and that no hook reads.
 
     Raises:
         UserError: it names the record.

@@ -82,7 +82,7 @@ def read_environment() -> Launch:
 
 
 def check_environment() -> Launch:
-    """Refuse an environment in which the ranks could not connect.
+    """Reject an environment in which the ranks could not connect.
 
     Raises:
         UserError: as read_environment; see check_variables; a rendezvous port that is invalid or taken.
@@ -122,7 +122,7 @@ def rendezvous_port(launch: Launch) -> int:
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of CPU threads per rank that is not valid on this machine.
+    """Reject a number of CPU threads per rank that is not valid on this machine.
 
     Raises:
         UserError: the message gives the valid range.
@@ -148,7 +148,7 @@ def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:
 
 
 def _check_port(port: int) -> None:
-    """Refuse a port on which another process of this machine listens."""
+    """Reject a port on which another process of this machine listens."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -154,7 +154,7 @@ def diff_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def _check_keys(file: StudyFile) -> None:
-    """Refuse keys that do not go together."""
+    """Reject keys that do not go together."""
     if file.variants and not file.baseline:
         raise UserError("study: baseline: missing; give the variant that the others are compared with")
     if file.vary is None and not file.variants:
@@ -371,7 +371,7 @@ def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -
 
 
 def _refuse_unmeasured(file: StudyFile, variant: Variant) -> None:
-    """Refuse a study whose runs would train to their end without the value that is compared."""
+    """Reject a study whose runs would train to their end without the value that is compared."""
     run, measure = variant.run, file.measure
     other_task = "val_bpb" if run.task == "classification" else "val_accuracy"
     every = 1 if measure == "train_loss" else 0 if measure == other_task else run.validation.every
@@ -392,7 +392,7 @@ def _describe_runs(study: Study, name: str) -> str:
 
 
 def _refuse_equal(described: Mapping[str, str], valid: str) -> None:
-    """Refuse two variants of one description; *valid* has a place for the name of the first."""
+    """Reject two variants of one description; *valid* has a place for the name of the first."""
     seen: dict[str, str] = {}
     for name, text in described.items():
         if (other := seen.setdefault(text, name)) != name:

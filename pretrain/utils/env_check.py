@@ -96,7 +96,7 @@ def set_aside_compile_cache() -> None:
 
 
 def check_variables(*uses: str) -> None:
-    """Refuse what the environment says of these uses, where a library would fail over it.
+    """Reject what the environment says of these uses, where a library would fail over it.
 
     Args:
         uses: of those in VARIABLES.
@@ -180,7 +180,7 @@ def make_missing_error(package: str) -> UserError:
 
 
 def check_installed(package: str, setting: str) -> None:
-    """Refuse a setting that needs a package of EXTRAS.
+    """Reject a setting that needs a package of EXTRAS.
 
     Raises:
         UserError: the package is not installed.

@@ -362,7 +362,7 @@ def detect_kinds(folder: Path) -> set[str]:
 
 
 def refuse_other_kind(folder: Path, kind: str, option: str) -> None:
-    """Refuse a folder to write that is of another kind than *kind*.
+    """Reject a folder to write that is of another kind than *kind*.
 
     Args:
         option: the command's option that gives another folder, for the message.

@@ -133,7 +133,7 @@ def list_untried(pilot: Study) -> list[PlannedRun]:
 
 
 def _check_for_jobs(study: Study) -> None:
-    """Refuse a study whose files are not found from the working directory, that of a job."""
+    """Reject a study whose files are not found from the working directory, that of a job."""
     try:
         check_runs(parse_study(study.text, study.name, study.folder))
     except UserError as error:

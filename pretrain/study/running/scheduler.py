@@ -149,7 +149,7 @@ def ds_config_path(study: Study) -> str:
 
 
 def check_runs(study: Study) -> None:
-    """Refuse a study with a run that could not begin, as far as that is known before its ranks are.
+    """Reject a study with a run that could not begin, as far as that is known before its ranks are.
 
     Relative paths are looked for in the working directory.
 
