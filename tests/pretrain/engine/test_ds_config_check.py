@@ -167,6 +167,13 @@ def documented():
 
 # As the rows of that table, which has the commonest only.
 OTHERS = [
+    ('"gradient_clipping": "auto"', "works", ""),
+    ('"torch_autocast": {"enabled": true, "dtype": "bfloat16"}', "rejected", "--precision bf16"),
+    ('"wall_clock_breakdown": true', "works", ""),
+    ('"comms_logger": {"enabled": true, "verbose": true}', "works", ""),
+    ('"csv_monitor": {"enabled": true, "output_path": "csv/", "job_name": "mine"}', "works", ""),
+    ('"checkpoint": {"load_universal": true}', "rejected", "leave it out"),
+    ('"communication_data_type": "fp16"', "rejected", "fp32 or bf16"),
     ('"fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16}', "off", ""),
     ('"amp": {"enabled": true, "opt_level": "O1"}', "rejected", '"bf16": {"enabled": "auto"}'),
     ('"bf16": {"enabled": true}', "works", ""),
