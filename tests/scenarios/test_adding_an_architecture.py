@@ -18,16 +18,9 @@ DIFF = "\n".join(
         r"```diff\n(.*?)^```$", (ROOT / "docs/adding_an_architecture.md").read_text("utf-8"), re.S | re.M
     )
 )
-TESTS = [
-    "tests/model/test_output_norm.py",
-    "tests/model/test_config.py",
-    "tests/model/test_decoding.py",
-    "tests/model/test_exchange.py::test_equals_one_rank",
-    "tests/model/test_exchange.py::test_sequence_parallel_norms_equal_one_rank",
-    "tests/pretrain/config/test_hf_config_file.py",
-    "tests/pretrain/hf/test_modeling_head_schedule.py",
-    "tests/pretrain/plan/test_footprint.py",
-]
+TESTS = re.findall(r"^\+\+\+ b/(tests/.*/test_\w+\.py)$", DIFF, re.M)
+TESTS += ["tests/model/test_decoding.py", "tests/pretrain/hf/test_modeling_head_schedule.py"]
+OTHERS = "not scaled_down and not random"  # tests of those files that take longer
 FLAGS = "--config micro --model prism-nano --steps 4 --compile false --precision fp32 --validation.every 0"
 FLAGS += " --architecture.ffn_output_norm true"
 
@@ -55,7 +48,7 @@ def test_the_diff_applies(changed):
 
 @pytest.mark.slow
 def test_from_config_to_export_and_back(changed, small_folder):
-    run(changed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *TESTS)
+    run(changed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", OTHERS, *TESTS)
     flags = [*FLAGS.split(), "--data", str(small_folder)]
     run(changed, "-m", "pretrain.main", *flags, "--name", "whole", "--threads", "1")
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29631"]
