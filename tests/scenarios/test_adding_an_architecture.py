@@ -42,8 +42,10 @@ def changed(tmp_path):
 
 
 def test_the_diff_applies(changed):
-    parameters = "print(preset('prism-nano').replace(ffn_output_norm=True).num_parameters())"
-    assert int(run(changed, "-c", f"from model import preset; {parameters}")) > 0
+    counts = "[nano.replace(ffn_output_norm=on).num_parameters() for on in (False, True)]"
+    program = f"from model import preset; nano = preset('prism-nano'); print(*{counts})"
+    without, normed = map(int, run(changed, "-c", program).split())
+    assert normed - without == 4 * 48  # layers, and d_model
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ def test_from_config_to_export_and_back(changed, small_folder):
     run(changed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", OTHERS, *TESTS)
     flags = [*FLAGS.split(), "--data", str(small_folder)]
     run(changed, "-m", "pretrain.main", *flags, "--name", "whole", "--threads", "1")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29631"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     run(changed, *launcher, "pretrain/main.py", *flags, "--name", "cut", "--tensor_parallel", "2")
     one, two = (
         [row["train_loss"] for row in read_metrics(changed / "runs" / name)] for name in ("whole", "cut")
