@@ -74,7 +74,7 @@ class RunResult:
             return {}
         found = {0: self.planned.run.build_model_config().heads if self.planned.grows else model.heads}
         for row in self.rows:
-            counts = [row.get(f"growth/heads/layer_{layer}") for layer in range(model.num_layers)]
+            counts: list[Any] = [row.get(f"growth/heads/layer_{layer}") for layer in range(model.num_layers)]
             if all(isinstance(count, int) for count in counts):
                 found[row["step"]] = tuple(counts)
         return dict(sorted(({self.step: model.heads} | found).items()))

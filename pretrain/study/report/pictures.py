@@ -206,8 +206,7 @@ def _draw_flops(view: View, path: Path, heading: str) -> bool:
     for the mean of a variant."""
     lines = []
     for each in view.listed:
-        pairs = [(each.runs[seed].training_flops, value) for seed, value in each.values.items()]
-        if points := [(spent, value) for spent, value in pairs if spent is not None]:
+        if points := [(x, y) for seed, y in each.values.items() if (x := each.runs[seed].training_flops)]:
             lines.append((each, points))
     costs = [x for _, points in lines for x, _ in points]
     if not costs or max(costs) <= APART * min(costs):

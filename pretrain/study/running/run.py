@@ -26,8 +26,6 @@ from pretrain.study.tuning import choose_all, write_tuned
 from pretrain.utils.files import refuse_other_kind, write_atomically
 from pretrain.utils.format import print_lines
 
-SOME_FAILED = 1
-
 
 def run_study(
     study: Study,
@@ -101,7 +99,7 @@ def run_study(
     print_lines(f"next     {study.command('report')}")
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
-    return SOME_FAILED if failed else 0
+    return 1 if failed else 0
 
 
 def _choose(study: Study, pilot: Study, dry_run: bool) -> None:

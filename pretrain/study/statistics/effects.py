@@ -273,7 +273,7 @@ class Effects:
             factor: each[(sign * pd.Series(means)).groupby(rows[place]).mean().idxmin()]
             for place, (factor, each) in enumerate(labels.items())
         }
-        named = {name: best | stated for name, stated in {"best": {}, **self.design.predict}.items()}
+        named = {name: {**best, **stated} for name, stated in {"best": {}, **self.design.predict}.items()}
         chosen = [[labels[factor].index(each) for factor, each in own.items()] for own in named.values()]
         found = []
         estimates = estimate(self.additive, self.grid(self.formula(False), np.array(chosen)))

@@ -73,7 +73,7 @@ def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path):
     assert (finished, failed) == (6, {})
     assert [name for name, *_ in began] == [planned.name for planned in study.runs]
     assert {slot for _, slot, _ in began} == {0, 1}
-    assert "finished prism-s1: val_loss 4.5000" in text
+    assert "finished prism-s1: val_loss 4.5000; " in text and text.endswith("; 0 runs left, about 0s\n")
     assert session(study)[0] == 6 and len(began) == 6
 
 
