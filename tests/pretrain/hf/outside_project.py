@@ -86,4 +86,4 @@ if __name__ == "__main__":
     seen = [name for name in ("model", "pretrain", "tests") if importlib.util.find_spec(name) is not None]
     assert not seen, f"the project is visible here: {seen}"
     step, *paths = sys.argv[1:]
-    print(json.dumps({"first": first, "again": again}[step](*map(Path, paths))))
+    print(json.dumps(first(*map(Path, paths)) if step == "first" else again(Path(paths[0]))))
