@@ -52,6 +52,7 @@ CONTENTS = {
         "docs/diagnostics",
         "docs/classification",
         "docs/troubleshooting",
+        "docs/adding_an_architecture",
     ],
     "Reference": [
         "docs/reference/settings",

@@ -31,7 +31,7 @@ def build_metrics(
     """
     flops, dtype = model.flops_per_token(), decisions["dtype"]["value"]
     peak = None
-    # A file that cannot be read is refused by all ranks at once.
+    # A file that cannot be read is rejected by all ranks at once.
     world.on_rank_zero(lambda: last_step(run.folder))
     if world.is_main:
         per_device, source = peak_flops(world.device, torch.bfloat16 if dtype == "bf16" else torch.float32)
@@ -74,5 +74,5 @@ def describe_mfu(flops: float, peak: float, source: str) -> str:
         f"{peak / 1e12:,.3g} TFLOP/s ({source})",
     )
     if source.startswith(MEASURED):
-        line += "; a peak measured anew by every session: compare tokens/s between sessions, and not MFU"
+        line += "; every session measures this peak again: compare sessions by tokens/s, not by MFU"
     return line

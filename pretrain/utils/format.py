@@ -20,7 +20,7 @@ def log_line(label: str, text: object) -> str:
 
 
 def print_lines(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines at once, into a log, too. Control characters, which names and texts of others may hold, are
+    """Print lines at once, also into a log. Control characters, which names and texts of others may hold, are
     written as in a repr."""
     for line in lines:
         print(escape_controls(str(line), kept="\n\t"), file=file, flush=True)

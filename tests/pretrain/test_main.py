@@ -17,7 +17,7 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
     first = launch(arguments, 2, launcher="deepspeed")
     assert first.returncode == 0, first.output
     figures = ["12/12", "val loss", "bits/byte", "lr 2.00e-05", "grad norm", "tokens/s", "MFU", "left"]
-    around = ["guessing by token frequency", "python -m pretrain.convert", "--steps 24", "sample", "2 ranks"]
+    around = ["unigram baseline", "python -m pretrain.convert", "--steps 24", "sample", "2 ranks"]
     for text in (*figures, *around, f"run      {tmp_path}/nano"):
         assert text in first.output, first.output
     assert first.output.count("step 12/12") == 1  # only rank 0 prints

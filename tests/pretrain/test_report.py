@@ -109,7 +109,7 @@ MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2
 def test_a_measured_peak_is_said_not_to_compare(source, compares):
     line = build.describe_mfu(1e6, 1e12, source)
     assert line.startswith("MFU      = tokens/s x 1.0 MFLOP per token") and "/ 1 TFLOP/s (" in line
-    assert ("compare tokens/s between sessions, and not MFU" in line) != compares
+    assert ("compare sessions by tokens/s, not by MFU" in line) != compares
 
 
 def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
