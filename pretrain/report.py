@@ -78,9 +78,8 @@ def describe_opening(
         *(("source", _source(corpus)) for corpus, _ in session.data.corpora if verbose),
         (
             "steps",
-            f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.micro_batch} sequences a "
-            f"micro-batch x {batch.accumulation} accumulated x {batch.data_parallel} "
-            f"rank{'s' if batch.data_parallel > 1 else ''}{why(decisions.batch)}",
+            f"{run.steps:,} of {session.tokens_per_step:,} tokens: micro-batch {batch.micro_batch} x "
+            f"accumulation {batch.accumulation} x data-parallel {batch.data_parallel}{why(decisions.batch)}",
         ),
         *([("context", describe_forms(model, *degrees))] if degrees[0] > 1 else []),
         *(("epochs", line) for line in _epochs(session, verbose)),
