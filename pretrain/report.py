@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
 
+MODULES = {"convert": "pretrain.convert", "evaluate": "pretrain.evaluation"}
 GRAPH_SECONDS = 10
 """What compiling one graph takes, forward and backward: 9 s of processor time on two CPU cores."""
 FUSED = {"all": "q, k, v; gate, up; LM head and loss", "loss": "LM head and loss", "none": "nothing"}
@@ -160,8 +162,10 @@ def _source(corpus: Corpus) -> str:
     )
 
 
-def _python(module: str, *arguments: str) -> str:
-    return shlex.join(["python", "-m", module, *arguments])
+def _command(name: str, *arguments: str) -> str:
+    """A line of the shell that starts a command of the project, installed or from a checkout."""
+    program = ["head-schedules", name] if shutil.which("head-schedules") else ["python", "-m", MODULES[name]]
+    return shlex.join([*program, *arguments])
 
 
 def describe_finished(session: Session, arguments: list[str]) -> list[str]:
@@ -215,8 +219,8 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     )
     commands: dict[str, str] = {}
     if session.data.is_text:
-        commands["convert"] = _python("pretrain.convert", str(run.folder), "--out", f"hf/{run.run_name}")
-        commands["evaluate"] = _python("pretrain.evaluation", str(run.folder), "--tasks", "hellaswag,piqa")
+        commands["convert"] = _command("convert", str(run.folder), "--out", f"hf/{run.run_name}")
+        commands["evaluate"] = _command("evaluate", str(run.folder), "--tasks", "hellaswag,piqa")
     if more := continue_command(arguments, 2 * run.steps):
         commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]

@@ -101,9 +101,12 @@ def test_in_a_job_the_sbatch_line_is_printed(monkeypatch, line):
     assert continue_command(["--config", "124m", "--seed", "3"], 24) == expected
 
 
-def test_commands_for_the_next_steps_are_quoted():
-    command = ["pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
-    assert shlex.split(report._python(*command)) == ["python", "-m", *command]
+@pytest.mark.parametrize("installed", [True, False])
+def test_commands_for_the_next_steps_are_quoted(monkeypatch, installed):
+    monkeypatch.setattr(report.shutil, "which", lambda name: name if installed else None)
+    given = [f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
+    program = ["head-schedules", "convert"] if installed else ["python", "-m", "pretrain.convert"]
+    assert shlex.split(report._command("convert", *given)) == [*program, *given]
 
 
 MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2 CPU threads"
