@@ -46,7 +46,6 @@ def test_its_commands_do_what_it_says(cluster, tmp_path):
         text=True,
         timeout=900,
     )
-    Path("/tmp/helpers/F/slurm_out.txt").write_text(done.stdout + "\nSTDERR" + done.stderr)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + cluster.logs()
     parts = dict(re.findall(r"==> (\d+)\n(.*?)(?=^==> |\Z)", done.stdout, re.DOTALL | re.MULTILINE))
     local, job, two, long, export = (parts[number] for number in "14589")
