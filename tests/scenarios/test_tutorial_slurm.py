@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f
 PAGE = ROOT / "docs/tutorial_slurm.md"
 # What a reader waits for before the next command.
 WAITS = {
-    "--name long": "until grep -q '^step' slurm-124m-3.log; do sleep 0.2; done",
+    "--name long": "until grep -q '^step ' slurm-124m-3.log; do sleep 0.2; done",
     "scancel": "while squeue -h | grep -q .; do sleep 0.2; done",
 }
 
