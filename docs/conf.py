@@ -42,7 +42,13 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
 CONTENTS = {
-    "Start": ["docs/tutorial", "docs/tutorial_study", "docs/configuration", "examples/README"],
+    "Start": [
+        "docs/tutorial",
+        "docs/tutorial_study",
+        "docs/tutorial_slurm",
+        "docs/configuration",
+        "examples/README",
+    ],
     "How to": [
         "docs/data",
         "docs/checkpoints",
