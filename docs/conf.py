@@ -62,7 +62,9 @@ html_css_files = ["site.css"]
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # text is output
 highlight_language = "none"
 myst_heading_anchors = 3
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
+autodoc_type_aliases = {"NonNegativeInt": "int", "NonNegativeFloat": "float"}  # without their ranges
+maximum_signature_line_length = 80
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
@@ -83,6 +85,7 @@ CONTENTS = {
         "docs/reference/commands",
         "docs/reference/flags",
         "docs/reference/library",
+        "docs/reference/metrics",
         "docs/numbers",
         "docs/glossary",
     ],
@@ -135,8 +138,15 @@ def _begin_at_the_landing_page(app: Any, error: Exception | None) -> None:
     (Path(app.outdir) / "index.html").write_text(f'{leads}<a href="docs/index.html">head-schedules</a>\n')
 
 
+def _keep_colons(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon reads the text before a colon as a type, if it is in an attribute's first line."""
+    if what in ("attribute", "property"):
+        lines.insert(0, "")
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     write_reference(ROOT / "docs" / "reference")
     app.connect("source-read", _change_source)
+    app.connect("autodoc-process-docstring", _keep_colons, priority=100)
     app.connect("build-finished", _begin_at_the_landing_page)

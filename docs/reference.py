@@ -6,6 +6,7 @@ python docs/reference.py        # make docs calls it
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from pydantic import TypeAdapter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs.metrics import metrics_page, metrics_schema  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.schedules import LARGEST_SIZE  # noqa: E402
 from pretrain import cli  # noqa: E402
@@ -26,6 +28,7 @@ from pretrain.config.flag_aliases import MEANT  # noqa: E402
 from pretrain.config.lr_rules import LearningRateRule  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.config.sources import plain_value  # noqa: E402
+from pretrain.study.file import schema  # noqa: E402
 from pretrain.utils.parsing import format_yaml  # noqa: E402
 
 GROUPS = {
@@ -46,27 +49,62 @@ defaults below are those of a model file. `vocab_size`, `heads` and `classes` ar
 a recipe has the settings `vocab_size`, `heads` and `task`."""
 LIBRARY = """# Library
 
-    from model import ModelConfig, Transformer, generate, initialize, preset
-    from pretrain import Hook, HookResult, RunConfig, SavedRun, read_metrics, recipe, train
+```python
+from model import ModelConfig, Transformer, generate, initialize, preset
+from pretrain import Hook, HookResult, RunConfig, SavedRun, Session, TrainingState, read_metrics, recipe, train
+from pretrain.study.notebook import Study
+```
 
-Programs that use it are in [examples/](../../examples/README.md).
+[](../../examples/README.md) are programs that use it. `[source]` leads to the code.
 
 ## Training
 
 ```{eval-rst}
 .. autofunction:: pretrain.recipe
 .. autofunction:: pretrain.train
-.. autoclass:: pretrain.Hook
-   :members:
-.. autoclass:: pretrain.HookResult
-   :members:
-.. autoclass:: pretrain.SavedRun
-   :members: open, load_model, corpora, last_metrics
+.. autoclass:: pretrain.RunConfig(**settings)
+   :no-members:
+```
+
+The fields of `RunConfig` are the [settings](settings.md).
+
+```{eval-rst}
 .. autofunction:: pretrain.read_metrics
 .. autoexception:: model.errors.UserError
 ```
 
+## Runs on disk
+
+```{eval-rst}
+.. autoclass:: pretrain.SavedRun()
+   :members: open, load_model, corpora, last_metrics
+```
+
+## Hooks
+
+```{eval-rst}
+.. autoclass:: pretrain.Hook
+   :members:
+.. autoclass:: pretrain.HookResult
+   :members:
+.. autoclass:: pretrain.IntervalHook
+   :members:
+.. autoclass:: pretrain.Session(**parts)
+   :members:
+.. autoclass:: pretrain.TrainingState(**fields)
+   :members:
+.. autoclass:: pretrain.Record(**fields)
+   :members:
+```
+
 ## The network
+
+```{eval-rst}
+.. autoclass:: model.ModelConfig(**fields)
+   :members: replace, to_json, from_json, difference, num_layers, num_parameters, flops_per_token
+```
+
+The fields of `ModelConfig` are the settings of the section [architecture](settings.md#architecture).
 
 ```{eval-rst}
 .. autofunction:: model.preset
@@ -77,6 +115,13 @@ Programs that use it are in [examples/](../../examples/README.md).
 .. autofunction:: model.generate
 .. autofunction:: model.heads.parse_heads
 .. autofunction:: model.heads.format_heads
+```
+
+## Studies
+
+```{eval-rst}
+.. autoclass:: pretrain.study.notebook.Study()
+   :members: load, plan, run, results
 ```
 """
 
@@ -89,9 +134,13 @@ def write_reference(folder: Path) -> None:
         "commands": commands_page(),
         "flags": flags_page(),
         "library": LIBRARY,
+        "metrics": metrics_page(),
     }
-    for name, text in pages.items():
-        path = folder / f"{name}.md"
+    texts = {f"{name}.md": text for name, text in pages.items()}
+    texts["metrics.schema.json"] = json.dumps(metrics_schema(), indent=1)
+    texts["study.schema.json"] = json.dumps(schema(), indent=1)
+    for name, text in texts.items():
+        path = folder / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
