@@ -90,6 +90,8 @@ CONTENTS = {
         "docs/glossary",
     ],
     "Explanations": [
+        "docs/how_resuming",
+        "docs/how_tensor_parallelism",
         "docs/tensor_parallelism",
         "docs/context_parallelism",
         "docs/learning_rates",

@@ -26,7 +26,8 @@ def _all_reduce(tensor: Tensor, group: Any) -> Tensor:
     return result
 
 
-def _exchange(tensor: Tensor, group: Any) -> Tensor:
+def exchange(tensor: Tensor, group: Any) -> Tensor:
+    """all_to_all without gradients."""
     tensor = tensor.contiguous()
     result = torch.empty_like(tensor)
     dist.all_to_all_single(result, tensor, group=group)
@@ -45,7 +46,7 @@ def gather(tensor: Tensor, group: Any) -> Tensor:
 def add_and_scatter(tensor: Tensor, group: Any) -> Tensor:
     """A reduce-scatter made of an all-to-all and a sum: the same bytes travel, the additions have one fixed
     order, and bf16 terms are added in fp32 and rounded once."""
-    received = _exchange(tensor, group)
+    received = exchange(tensor, group)
     sum_dtype = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
     return received.sum(dim=0, dtype=sum_dtype).to(tensor.dtype)
 
@@ -66,8 +67,8 @@ def _pass_through(tensor: Tensor, group: Any) -> Tensor:
     return tensor.view_as(tensor)
 
 
-def _make_differentiable(ahead: Collective, back: Collective) -> Collective:
-    """The collective *ahead* with *back* as its backward pass."""
+def make_differentiable(ahead: Collective, back: Collective) -> Collective:
+    """The collective *ahead* with its transpose, *back*, as the backward pass."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -82,21 +83,21 @@ def _make_differentiable(ahead: Collective, back: Collective) -> Collective:
     return Function.apply
 
 
-copy_to_ranks = _make_differentiable(_pass_through, _all_reduce)
+copy_to_ranks = make_differentiable(_pass_through, _all_reduce)
 """Pass a replicated tensor into work that differs by rank; its gradient is summed over the group's ranks."""
-sum_over_ranks = _make_differentiable(_all_reduce, _pass_through)
+sum_over_ranks = make_differentiable(_all_reduce, _pass_through)
 """Sum of the ranks' tensors, on every rank; each rank gets the sum's gradient."""
-all_to_all = _make_differentiable(_exchange, _exchange)
+all_to_all = make_differentiable(exchange, exchange)
 """[r, ...] -> [r, ...]: rank i's row j becomes rank j's row i."""
-all_gather = _make_differentiable(gather, add_and_scatter)
+all_gather = make_differentiable(gather, add_and_scatter)
 """[...] -> [r, ...]: row i is rank i's tensor; a rank's gradient is summed over all ranks that used it."""
-sum_scatter = _make_differentiable(add_and_scatter, gather)
+sum_scatter = make_differentiable(add_and_scatter, gather)
 """[r, ...] -> [...]: on rank i, the sum of all ranks' rows i (a reduce-scatter)."""
-gather_last = _make_differentiable(_gather_columns, _take_own_columns)
+gather_last = make_differentiable(_gather_columns, _take_own_columns)
 """[..., c] -> [..., r c]: all ranks' columns in rank order, for work that every rank repeats.
 
 Its gradient is the same on all ranks, so each takes its own columns of it; nothing is summed.
 """
-sum_of_shares = _make_differentiable(_all_reduce, _times_ranks)
+sum_of_shares = make_differentiable(_all_reduce, _times_ranks)
 """Sum of the ranks' shares of a loss, on every rank. Its gradient is that of the sum of all ranks' results,
 so that gradients which are averaged over the ranks, as those of copies are, come out right."""

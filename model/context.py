@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model.collectives import add_and_scatter, all_gather, all_to_all, gather
+from model.collectives import add_and_scatter, all_gather, exchange, gather, make_differentiable
 from model.config import ModelConfig
 from model.context_plan import ContextForm, Span, context_form, key_rows, zigzag
 from model.process_grid import ProcessGrid
@@ -46,6 +46,23 @@ def _in_zigzag(whole: Tensor, ranks: int, dim: int) -> Tensor:
     low, high = whole.chunk(2, dim)
     pairs = zip(low.chunk(ranks, dim), reversed(high.chunk(ranks, dim)), strict=True)
     return torch.stack([torch.cat(pair, dim) for pair in pairs])
+
+
+def _heads_for_positions(heads: Tensor, group: Any) -> Tensor:
+    parts = heads.unflatten(2, (dist.get_world_size(group), -1)).movedim(2, 0)  # [g, B, rows, h/g, d_h]
+    return _in_order(exchange(parts, group), 1)
+
+
+def _positions_for_heads(heads: Tensor, group: Any) -> Tensor:
+    received = exchange(_in_zigzag(heads, dist.get_world_size(group), 1), group)  # [g, B, rows, h/g, d_h]
+    return received.movedim(0, 2).flatten(2, 3)
+
+
+heads_for_positions = make_differentiable(_heads_for_positions, _positions_for_heads)
+"""All heads of a rank's positions [B, rows, h, d_h] -> the rank's heads of the group's positions, in order
+[B, g rows, h/g, d_h]."""
+positions_for_heads = make_differentiable(_positions_for_heads, _heads_for_positions)
+"""The inverse of heads_for_positions."""
 
 
 class SharedHeads(NamedTuple):
@@ -102,8 +119,7 @@ class ContextExchange:
         length = key.shape[1] * self.grid.context_parallel
         spans = self._spans(own, length)
         if self.form.head_ranks > 1:
-            query = self._exchange_heads(query)
-            key, value = self._exchange_heads(torch.stack((key, value)).flatten(0, 1)).chunk(2)
+            query, key, value = self._exchange_heads(query, key, value)
         if self.ranks == 1:
             whole = spans == [(0, length)]
             return SharedHeads(query, key, value, None if whole else spans, None, contextlib.nullcontext())
@@ -120,16 +136,20 @@ class ContextExchange:
     def join(self, output: Tensor) -> Tensor:
         """The output of attention [B, g rows, h/g, d_h] -> that of this rank's rows, all heads [B, rows, h,
         d_h]."""
-        g = self.form.head_ranks
-        if g == 1:
+        if self.form.head_ranks == 1:
             return output
-        received = all_to_all(_in_zigzag(output, g, 1), self.head_group)  # [g, B, rows, h/g, d_h]
-        return received.movedim(0, 2).flatten(2, 3)
+        return positions_for_heads(output, self.head_group)
 
-    def _exchange_heads(self, heads: Tensor) -> Tensor:
-        """[B, rows, h, d_h] -> [B, g rows, h/g, d_h], the rows in the order of the group's positions."""
-        parts = heads.unflatten(2, (self.form.head_ranks, -1)).movedim(2, 0)  # [g, B, rows, h/g, d_h]
-        return _in_order(all_to_all(parts, self.head_group), 1)
+    def _exchange_heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Each [B, rows, h, d_h] -> [B, g rows, h/g, d_h]."""
+        parts = [query, key, value]
+        g = self.form.head_ranks
+        if query.shape[1] != key.shape[1]:  # tensor ranks share the queries of these positions
+            return [heads_for_positions(part, self.head_group) for part in parts]
+        # Together, so that the ranks wait for each other once.
+        together = torch.cat([part.unflatten(2, (g, -1)) for part in parts], 3).flatten(2, 3)
+        sizes = [part.shape[2] // g for part in parts]
+        return list(heads_for_positions(together, self.head_group).split(sizes, 2))
 
     def _spans(self, own: list[Span] | None, length: int) -> list[Span]:
         """Positions of the group's queries; neighbouring spans are one."""

@@ -5,7 +5,8 @@
 #       --data_dir data/zero_shot
 #   sbatch slurm/evaluate.sh --follow runs/NAME --tasks hellaswag,piqa --data_dir data/zero_shot
 #
-# The second line scores each new checkpoint of a run that trains in another job, and ends with the run.
+# The second line scores each new checkpoint of a run that trains in another job, and ends with the run, or
+# when no process has trained it for --follow_timeout seconds.
 # Arguments are those of python -m pretrain.evaluation. Compute nodes without internet need --data_dir:
 # docs/cluster.md.
 #SBATCH --job-name=evaluate

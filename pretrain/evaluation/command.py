@@ -62,6 +62,8 @@ class EvaluationOptions:
     follow: bool = False
     """score each new checkpoint of a run that trains elsewhere, until the run ends; the scores go into its
     evaluation.jsonl"""
+    follow_timeout: PositiveInt | None = None
+    """seconds to wait for a run that no process trains, such as one in a queue (default: 3600)"""
 
 
 @declared()
@@ -95,6 +97,10 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     earlier = _earlier_steps(options)
     if options.follow:
         check_followed(options)
+    elif options.follow_timeout is not None:
+        raise UserError(
+            f"follow_timeout: {options.follow_timeout} is for --follow; leave one out, or give both"
+        )
     else:
         check_model(options.model, options.step)
     data_dir = check_data_dir(options.data_dir or None)
@@ -105,7 +111,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     import lm_eval.utils
     import torch
 
-    from pretrain.evaluation.follow import follow, settings_of, stop_at_signal
+    from pretrain.evaluation.follow import TIMEOUT, follow, settings_of, stop_at_signal
     from pretrain.evaluation.language_model import ZeroShotModel
     from pretrain.evaluation.scores import drop_subtasks, headline, load_tasks, score, task_manager
     from pretrain.hf.open_model import open_model
@@ -134,6 +140,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
             settings_of(options, tasks),
             lambda step: headline(score_step(step)[2]),
             world,
+            options.follow_timeout or TIMEOUT,
         )
         return
     scored = [headline(score_step(step)[2]) for step in earlier]

@@ -23,13 +23,16 @@ from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST
 from pretrain.checkpoint.state import TrainingState, read_state
 from pretrain.metrics.file import EVALUATION_NAME, MetricsFile, read_rows
-from pretrain.run.folder import RunLock
+from pretrain.run.folder import NAME as LOCK_NAME
+from pretrain.run.folder import RunLock, is_held
 from pretrain.runtime.environment import report_progress
 from pretrain.runtime.world import World
 from pretrain.utils.format import log_line
 
 POLL_SECONDS = 10.0
 """Between two looks at a run's folder."""
+TIMEOUT = 3600
+"""Seconds that a run may be gone, waiting in a queue for example."""
 CONTINUE = 75
 """Exit code of a job that was asked to stop and is to be started again; see slurm/launch.sh."""
 
@@ -53,10 +56,13 @@ class Follower:
     Args:
         folder: the run's; it need not exist yet.
         settings: what the scores depend on, as a row keeps it. A checkpoint is scored once for each.
+        timeout: seconds without anything new after which a run that no process holds is gone.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder: Path, settings: dict[str, Any], timeout: float = TIMEOUT) -> None:
+        self.folder, self.settings, self.timeout = folder, settings, timeout
+        self._signs: list[int] = []
+        self._quiet_since = time.monotonic()
         self._file = MetricsFile(folder / EVALUATION_NAME)
         self._passed_over: set[Found] = set()
         self._scored: set[Found] | None = None
@@ -88,43 +94,86 @@ class Follower:
 
     def pass_over(self, found: Found, problem: str) -> None:
         """Report a checkpoint that cannot be scored, and do not look at it again."""
+        self._quiet_since = time.monotonic()
         self._passed_over.add(found)
         print(log_line("note", f"checkpoint of step {found.step:,} is passed over ({problem})"), flush=True)
 
     def write(self, found: Found, state: TrainingState, scores: dict[str, float]) -> None:
         """Note the scores of a checkpoint."""
         assert self._scored is not None
+        self._quiet_since = time.monotonic()
         row: dict[str, Any] = {"tokens": state.tokens, "checkpoint": found.identity, "scored": self.settings}
         self._file.append(found.step, row | {f"evaluation/{name}": value for name, value in scores.items()})
         self._file.close()
         self._scored.add(found)
 
-    def finished(self) -> bool:
-        """Whether the run has all its steps, and a checkpoint of the last."""
+    def progress(self) -> tuple[int, int] | None:
+        """Steps of the newest checkpoint, and of the whole run; None if there is none that can be read."""
         steps = checkpoint_steps(self.folder)
         if not steps:
-            return False
+            return None
         try:
             state = read_state(checkpoint_path(self.folder, steps[-1]))
         except UserError:
-            return False  # pruned or damaged
-        return state.step >= state.run.get("steps", sys.maxsize)
+            return None  # pruned or damaged
+        return state.step, state.run.get("steps", sys.maxsize)
+
+    def finished(self) -> bool:
+        """Whether the run has all its steps, and a checkpoint of the last."""
+        progress = self.progress()
+        return progress is not None and progress[0] >= progress[1]
+
+    def check_alive(self) -> None:
+        """Wait no longer for a run that is gone: its trainer has written nothing for *timeout* seconds, and
+        no process holds its folder. A job that is requeued has this time to start again.
+
+        The lock is tried only then, since trying it takes it for an instant.
+
+        Raises:
+            UserError: it is gone, or has not begun.
+        """
+        signs, now = [], time.monotonic()
+        for name in (LOCK_NAME, "metrics.jsonl", "checkpoints"):
+            with suppress(OSError):
+                signs.append((self.folder / name).stat().st_mtime_ns)
+        if signs != self._signs:
+            self._signs, self._quiet_since = signs, now
+        if now - self._quiet_since < self.timeout:
+            return
+        if is_held(self.folder):
+            self._quiet_since = now
+            return
+        advice = "continue the run and follow it again, or wait longer with --follow_timeout"
+        if not signs:
+            raise UserError(f"model: {self.folder} has not begun within {self.timeout:,} s; {advice}")
+        progress = self.progress()
+        has = f"has {progress[0]:,} of {progress[1]:,} steps" if progress else "has no checkpoint"
+        raise UserError(
+            f"model: {self.folder} {has}, no process trains it, and nothing was written for "
+            f"{self.timeout:,} s; {advice}"
+        )
 
 
-def follow(folder: Path, settings: dict[str, Any], score: Score, world: World) -> None:
+def follow(
+    folder: Path, settings: dict[str, Any], score: Score, world: World, timeout: float = TIMEOUT
+) -> None:
     """Score every valid checkpoint of a run once, as they are written, until the run has ended. Collective.
 
     Raises:
-        UserError: another process follows the run, or its folder cannot be written.
+        UserError: another process follows the run, its folder cannot be written, or the run is gone (see
+            Follower.check_alive).
     """
-    follower = Follower(folder, settings)
+    follower = Follower(folder, settings, timeout)
     lock: list[RunLock] = []
 
     def look() -> tuple[Found | None, bool]:
         if not lock and folder.is_dir():
             lock.append(RunLock(folder / "evaluation", "model", "model"))
         ended = follower.finished()  # before: what is written meanwhile is found the next time
-        return follower.next(), ended
+        found = follower.next()
+        if found is None and not ended:
+            follower.check_alive()
+        return found, ended
 
     waiting = False
     while True:

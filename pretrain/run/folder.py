@@ -109,6 +109,19 @@ class RunLock:
         self._file.close()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process holds *folder* by a RunLock; False where the file system has no locks.
+
+    Takes the lock for an instant, in which another process would be refused: ask rarely.
+    """
+    with contextlib.suppress(OSError), (folder / NAME).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def may_have_begun(run: RunConfig, world: World) -> bool:
     """Whether the run has a folder, or may have one in its mirror. Collective."""
     exists: bool = world.broadcast(os.path.isdir(run.folder))  # noqa: PTH112 — a name may be too long

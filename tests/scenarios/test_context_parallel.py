@@ -175,10 +175,11 @@ def test_a_run_goes_on_at_other_degrees(small_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_cut_off_twenty_times_is_bit_identical(small_folder, tmp_path):
-    quick = "--steps 42 --checkpoint.every 3 --validation.every 10 --diagnostics_every 20"
+def test_a_run_cut_off_five_times_is_bit_identical(small_folder, tmp_path):
+    """Ranks that are killed, twenty times and more, are those of test_chaos.py (CHAOS_FLAGS)."""
+    quick = "--steps 12 --checkpoint.every 3 --validation.every 10 --diagnostics_every 6"
     run = nano_run(small_folder, tmp_path, "--context_parallel 2", quick)
-    broken_off(run, *range(3, 43, 2), ranks=2, stage=3)
+    broken_off(run, *range(3, 13, 2), ranks=2, stage=3)
 
 
 REFUSED = [

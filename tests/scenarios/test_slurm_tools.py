@@ -1,8 +1,10 @@
-"""The scripts of slurm/ around a training, on a real SLURM of two nodes: prepare, convert, evaluate."""
+"""The scripts of slurm/ around a training, on a real SLURM of two nodes: prepare, convert, evaluate, also
+beside a run that trains."""
 
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -71,3 +73,51 @@ def test_evaluate_on_two_ranks(cluster, run, tmp_path):
         json.loads((tmp_path / f"{name}.json").read_text())["figures"] for name in ("cluster", "here")
     )
     assert found == pytest.approx(expected)
+
+
+def test_a_job_follows_a_run_in_another_job(cluster, small_folder, tmp_path):
+    """It begins before the run, and is stopped and requeued, as ahead of a time limit: each checkpoint is
+    scored once, and the job ends with the run."""
+    pytest.importorskip("lm_eval")
+    data_sets = write_data_sets(tmp_path / "data_sets")
+    one = ("--gres=none", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1")
+    log = f"--output={tmp_path}/%x-%j.log"
+    follow = (
+        "--follow",
+        str(tmp_path / "nano"),
+        "--tasks",
+        "piqa",
+        "--limit",
+        "4",
+        "--data_dir",
+        str(data_sets),
+    )
+    follower = cluster.submit(*one, log, "slurm/evaluate.sh", *follow, env=slurm.ENVIRONMENT)
+    follower.wait_for("waiting  for checkpoints")
+    follower.signal("USR1")
+    follower.wait_for("stopped; requeued, failure 1 of at most 3")
+    settings = ("--config 124m --architecture.context_length 128 --micro_batch 1 --checkpoint.keep_last 9",)
+    arguments = nano_arguments(small_folder, tmp_path, *settings)
+    environment = {**slurm.ENVIRONMENT, "DATA": "unused"}
+    training = cluster.submit(*one, log, "slurm/124m.sh", *arguments, env=environment)
+    assert training.wait() == "COMPLETED", training.log
+    assert follower.wait() == "COMPLETED", follower.log
+    assert follower.restarts == 1 and "has all its steps, and each checkpoint is scored" in follower.log
+    rows = map(json.loads, (tmp_path / "nano/evaluation.jsonl").read_text().splitlines())
+    assert [row["step"] for row in rows] == [4, 8, 12]
+
+
+def test_a_job_that_follows_a_run_that_is_gone_ends(cluster, run, tmp_path):
+    """With exit code 2, which is not requeued."""
+    pytest.importorskip("lm_eval")
+    gone = tmp_path / "run"
+    shutil.copytree(run, gone)
+    shutil.rmtree(gone / "checkpoints/step_000012")
+    one = ("--gres=none", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/%j.log")
+    data_sets = write_data_sets(tmp_path / "data_sets")
+    arguments = ("--tasks", "piqa", "--limit", "4", "--data_dir", str(data_sets), "--follow_timeout", "1")
+    job = cluster.submit(*one, "slurm/evaluate.sh", "--follow", str(gone), *arguments, env=slurm.ENVIRONMENT)
+    assert job.wait() == "FAILED" and job.restarts == 0
+    assert job.record["ExitCode"] == "2:0"
+    assert "run has 8 of 12 steps, no process trains it, and nothing was written for 1 s" in job.log
+    assert "step 8: piqa/acc" in job.log, job.log

@@ -165,8 +165,68 @@ def documented():
     return [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table]
 
 
-@pytest.mark.parametrize(("block", "happens", "instead"), documented())
-def test_the_documentations_table(tmp_path, block, happens, instead):
+# As the rows of that table, which has the commonest only.
+OTHERS = [
+    ('"gradient_clipping": "auto"', "works", ""),
+    ('"torch_autocast": {"enabled": true, "dtype": "bfloat16"}', "rejected", "--precision bf16"),
+    ('"wall_clock_breakdown": true', "works", ""),
+    ('"comms_logger": {"enabled": true, "verbose": true}', "works", ""),
+    ('"csv_monitor": {"enabled": true, "output_path": "csv/", "job_name": "mine"}', "works", ""),
+    ('"checkpoint": {"load_universal": true}', "rejected", "leave it out"),
+    ('"communication_data_type": "fp16"', "rejected", "fp32 or bf16"),
+    ('"fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16}', "off", ""),
+    ('"amp": {"enabled": true, "opt_level": "O1"}', "rejected", '"bf16": {"enabled": "auto"}'),
+    ('"bf16": {"enabled": true}', "works", ""),
+    ('"bf16": {"enabled": true, "bf16_master_weights_and_grads": true}', "rejected", "leave it out"),
+    (
+        '"activation_checkpointing": {"partition_activations": false, "number_checkpoints": null}',
+        "off",
+        "",
+    ),
+    (
+        '"flops_profiler": {"enabled": true, "module_depth": -1, "top_modules": 1, "output_file": null}',
+        "works",
+        "",
+    ),
+    ('"steps_per_print": 2000', "works", ""),
+    ('"memory_breakdown": true', "works", ""),
+    ('"dump_state": true', "rejected", "ds_config.json"),
+    ('"comms_logger": {"enabled": true, "prof_all": true, "debug": false}', "works", ""),
+    ('"tensorboard": {"enabled": false, "output_path": "tb/", "job_name": "mine"}', "works", ""),
+    ('"comet": {"enabled": true}', "rejected", "--logging.wandb online"),
+    (f'"{ZERO}": {{"offload_optimizer": {{"device": "cpu", "pin_memory": true}}}}', "works", ""),
+    (f'"{ZERO}": {{"offload_optimizer": null}}', "works", ""),
+    (
+        f'"{ZERO}": {{"offload_param": {{"device": "nvme", "nvme_path": "/local_nvme"}}}}',
+        "rejected",
+        '"device": "cpu"',
+    ),
+    (f'"{ZERO}": {{"offload_optimizer": {{"device": "cpu", "ratio": 0.5}}}}', "rejected", "write 1.0"),
+    (f'"{ZERO}": {{"cpu_offload": true}}', "rejected", '"offload_optimizer": {"device": "cpu"}'),
+    ('"aio": {"block_size": 262144, "queue_depth": 32, "single_submit": false}', "works", ""),
+    (
+        f'"{ZERO}": {{"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}}',
+        "works",
+        "",
+    ),
+    (f'"{ZERO}": {{"stage3_gather_fp16_weights_on_model_save": true}}', "works", ""),
+    (
+        f'"{ZERO}": {{"zero_quantized_weights": true, "zero_quantized_gradients": true}}',
+        "rejected",
+        "leave it out",
+    ),
+    (f'"{ZERO}": {{"mics_shard_size": 8}}', "rejected", "leave it out"),
+    ('"prescale_gradients": true', "rejected", "leave it out"),
+    ('"data_types": {"grad_accum_dtype": "bf16"}', "works", ""),
+    ('"checkpoint": {"tag_validation": "Warn"}', "works", ""),
+    ('"data_efficiency": {"enabled": true}', "rejected", "leave it out"),
+    ('"elasticity": {"enabled": true}', "rejected", "leave it out"),
+    ('"sparse_gradients": false', "off", ""),
+]
+
+
+@pytest.mark.parametrize(("block", "happens", "instead"), [*documented(), *OTHERS])
+def test_what_the_documentation_says_of_a_block(tmp_path, block, happens, instead):
     config = merged(shipped("zero3"), json.loads("{" + block.strip("`") + "}"))
     text = refusal(tmp_path, config)
     if happens.startswith("rejected"):

@@ -13,9 +13,10 @@ import torch
 from pretrain import convert
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.evaluation import command as evaluation
+from pretrain.evaluation.checks import GROUPS
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
-from tests.helpers.items import piqa_items, write, write_data_sets
+from tests.helpers.items import piqa_items, write, write_data_sets, write_paper_data_sets
 from tests.helpers.refusals import refusal
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -25,6 +26,12 @@ lm_eval = pytest.importorskip("lm_eval")
 def data_dir(tmp_path_factory):
     """Data sets of piqa, arc_easy and wikitext, with a few dozen items each."""
     return write_data_sets(tmp_path_factory.mktemp("data_sets"))
+
+
+@pytest.fixture(scope="module")
+def paper_data(tmp_path_factory):
+    """Data sets of the papers' six tasks."""
+    return write_paper_data_sets(tmp_path_factory.mktemp("paper_data"))
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +81,56 @@ def test_run_and_exports_have_the_same_scores(folders, data_dir, tmp_path, capsy
     assert record["step"] == 12 and record["items"]["piqa"]["effective"] == 30
 
 
+def record_requests(monkeypatch, model_class):
+    """(context ids, continuation ids) -> (log-likelihood, greedy), of each answer that a model has scored."""
+    asked, original = {}, model_class._loglikelihood_tokens
+
+    def recorded(self, requests, *more, **options):
+        answers = original(self, requests, *more, **options)
+        for (_, context, scored), answer in zip(requests, answers, strict=True):
+            asked[tuple(context), tuple(scored)] = answer
+        return answers
+
+    monkeypatch.setattr(model_class, "_loglikelihood_tokens", recorded)
+    return asked
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "native", "qwen3"])
-def test_scores_equal_lm_evals_own_hugging_face_model(kind, folders, qwen3, data_dir, tmp_path):
-    """Padded, with the code in the folder, and padded with norms of queries and keys."""
+def test_scores_equal_lm_evals_own_hugging_face_model(
+    kind, folders, qwen3, paper_data, tmp_path, monkeypatch
+):
+    """Padded, with the code in the folder, and padded with norms of queries and keys: the papers' six tasks,
+    their scores and the log-likelihood of every answer."""
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from pretrain.evaluation.data_sets import use_data_sets
+    from pretrain.evaluation.language_model import ZeroShotModel
+    from pretrain.evaluation.scores import task_manager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    theirs, ours = (record_requests(monkeypatch, model) for model in (HFLM, ZeroShotModel))
     folder = qwen3 if kind == "qwen3" else folders[kind]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     network = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    theirs = HFLM(pretrained=network, tokenizer=tokenizer, batch_size=4)
-    with use_data_sets(data_dir):
+    with use_data_sets(paper_data):
         results = lm_eval.simple_evaluate(
-            model=theirs, tasks=["piqa", "arc_easy", "wikitext"], bootstrap_iters=0, log_samples=False
+            model=HFLM(pretrained=network, tokenizer=tokenizer, batch_size=16),
+            tasks=list(GROUPS["papers"]),
+            task_manager=task_manager(),
+            bootstrap_iters=0,
+            log_samples=False,
         )["results"]
-    ours = figures(folder, data_dir, tmp_path / "out.json")
-    for name, value in ours.items():
+    scores = figures(folder, paper_data, tmp_path / "out.json", "--tasks", "papers")
+    assert {name.split("/")[0] for name in scores} == set(GROUPS["papers"])
+    for name, value in scores.items():
         task, metric = name.split("/")
         assert value == pytest.approx(results[task][f"{metric},none"], rel=1e-5), name
+    assert len(ours) > 300 and ours.keys() == theirs.keys()
+    for request, (likelihood, greedy) in ours.items():
+        assert likelihood == pytest.approx(theirs[request][0], rel=1e-5, abs=1e-4)
+        assert greedy == theirs[request][1]
 
 
 @pytest.mark.slow

@@ -6,10 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
+from model.errors import UserError
 from pretrain.evaluation import command, follow
 from pretrain.evaluation.follow import Follower
 from pretrain.metrics.file import EVALUATION_NAME, Columns, read_metrics
 from pretrain.plots.command import main as plot
+from pretrain.run.folder import RunLock
 from tests.helpers.damage import damage
 from tests.helpers.exports import trained
 from tests.helpers.items import write_data_sets
@@ -122,6 +124,74 @@ def test_a_run_that_is_not_finished_is_waited_for(run):
     assert not Follower(run.parent / "nothing", SETTINGS).finished()
 
 
+class Clock:
+    """Time passes only while the follower sleeps, and something may happen meanwhile."""
+
+    def __init__(self, monkeypatch, happens=lambda now: None):
+        self.now, self.happens = 0.0, happens
+        monkeypatch.setattr(follow, "POLL_SECONDS", 10)
+        monkeypatch.setattr(follow, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        assert self.now < 100_000, "waits forever"
+        self.happens(self.now)
+
+
+@pytest.fixture
+def unfinished(run, tmp_path):
+    """A run whose last checkpoint is not there yet, but in tmp_path/last."""
+    (run / "checkpoints/step_000012").rename(tmp_path / "last")
+    return run
+
+
+def test_a_run_that_is_gone_ends_its_follower(unfinished, monkeypatch):
+    clock = Clock(monkeypatch)
+    said = (
+        r"^model: .*run has 8 of 12 steps, no process trains it, and nothing was written for 600 s; continue "
+        r"the run and follow it again, or wait longer with --follow_timeout$"
+    )
+    with pytest.raises(UserError, match=said):
+        follow.follow(unfinished, SETTINGS, lambda step: {"piqa/acc": step / 100}, alone(), timeout=600)
+    assert clock.now == 600
+    assert len((unfinished / EVALUATION_NAME).read_text().splitlines()) == 2, "scored before"
+
+
+def test_a_run_that_never_begins_ends_its_follower(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    with pytest.raises(UserError, match=r"/run has not begun within 3,600 s; continue the run"):
+        follow.follow(tmp_path / "run", SETTINGS, lambda step: {}, alone())
+    assert clock.now == follow.TIMEOUT == 3600
+
+
+def test_a_trainer_that_writes_nothing_is_waited_for(unfinished, monkeypatch):
+    """It holds the run's folder: for 5,000 s here."""
+    lock = RunLock(unfinished)
+    clock = Clock(monkeypatch, lambda now: lock.release() if now == 5000 else None)
+    with pytest.raises(UserError, match="no process trains it"):
+        follow.follow(unfinished, SETTINGS, lambda step: {}, alone(), timeout=600)
+    assert clock.now == 5400, "when it is asked the next time"
+    RunLock(unfinished).release()  # the follower keeps no lock of the trainer's
+
+
+def test_a_requeued_job_has_its_time_to_start(unfinished, tmp_path, monkeypatch):
+    """It writes to its folder 500 s after the follower's last score, and its last checkpoint 500 s later."""
+
+    def happens(now):
+        if now == 500:
+            with (unfinished / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 9}\n')
+        elif now == 1000:
+            (tmp_path / "last").rename(unfinished / "checkpoints/step_000012")
+
+    clock, steps = Clock(monkeypatch, happens), []
+    follow.follow(unfinished, SETTINGS, lambda step: steps.append(step) or {}, alone(), timeout=600)
+    assert steps == [4, 8, 12] and clock.now == 1000
+
+
 def test_bad_input(run, tmp_path, capsys):
     pytest.importorskip("lm_eval")
 
@@ -130,6 +200,9 @@ def test_bad_input(run, tmp_path, capsys):
 
     assert "--follow scores each checkpoint" in line(run, "--step", "8")
     assert "is not a folder; give a run that trains" in line(tmp_path / "no/run")
+    assert "follow_timeout: '0' is not valid" in line(run, "--follow_timeout", "0")
+    alone_given = refusal(capsys, command.main, str(run), "--follow_timeout", "60")
+    assert "follow_timeout: 60 is for --follow" in alone_given
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/config.json").write_text('{"model_type": "llama"}')
     assert "not of" in line(tmp_path / "hf")

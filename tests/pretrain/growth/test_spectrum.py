@@ -72,7 +72,7 @@ def test_extremes_are_those_of_a_full_decomposition(d, seed):
 
 @pytest.mark.parametrize(("d", "most"), [(16, 17), (64, 39), (384, 39), (768, 39)])
 def test_so_many_products_with_vectors_are_enough(monkeypatch, d, most):
-    """A relative gap of 0.1 at both ends; docs/growth.md states the numbers."""
+    """A relative gap of 0.1 at both ends."""
     products, original = [], scipy.sparse.linalg.eigsh
 
     def counted(matrix, **options):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from statsmodels.stats.multitest import multipletests
 
 from pretrain.study.statistics.effects import Effects, estimate
 from tests.pretrain.study.statistics.test_effects import normal, planted, study
@@ -77,16 +76,19 @@ def test_primary_contrasts_of_nothing_are_rarely_found(seen, noise):
     """With Holm's adjustment of three."""
     contrasts = [f"heads[{layer}]=2 - heads[{layer}]=16" for layer in (0, 1, 3)]
     own = study("fractional", 64, contrasts=contrasts)
+    effects = Effects(own.design, planted(own.design, (1,), normal(0)))
+    matrix, weights = effects.additive.model.exog, np.array(_weights(effects, own))
     generator = np.random.default_rng(12)
-    draw = normal(12) if noise == "normal" else lambda: float(generator.choice(seen))
-    studies, errors = 120, 0
+    draw = {
+        "normal": lambda: generator.normal(size=len(matrix)),
+        "seen": lambda: generator.choice(seen, len(matrix)),
+    }
+    studies, errors = 1000, 0
     for _ in range(studies):
-        effects = Effects(own.design, planted(own.design, (1,), draw))
-        fits = [estimate(effects.additive, weights) for weights in _weights(effects, own)]
-        ps = [each.p for (each,) in fits]
-        errors += multipletests(ps, method="holm")[1].min() < 0.05
+        ps = [each.p for each in estimate(sm.OLS(draw[noise](), matrix).fit(), weights)]
+        errors += min(ps) < 0.05 / len(ps)  # Holm's first step
     print(f"{noise} noise, found though nothing differs: {errors / studies:.1%}")
-    assert errors / studies <= 0.1
+    assert errors / studies <= 0.065
 
 
 def _weights(effects, own):
