@@ -1,6 +1,6 @@
 """The fields of metrics.jsonl and evaluation.jsonl: a page of the reference, and a JSON schema.
 
-tests/test_reference.py compares them with the rows of real runs.
+tests/test_metrics_page.py compares them with the rows of real runs.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ VALIDATED = "every `validation.every` steps and the last"
 MEASURED = "every `diagnostics_every` steps"
 CHECKED = "every check of a run with growth"
 RANKS = f"{READ}, of several ranks"
-PERPLEXED = "nats per token; of a classifier nats per example"
+PER_LABEL = "nats per token; of a classifier nats per example"
 
 TRAINING = [
     Field("step", "integer", "steps", ALWAYS, "Attempted optimizer steps, those that were skipped included."),
     Field("tokens", "integer", "tokens", ALWAYS, "Label tokens of all ranks up to this step."),
     Field("skipped", "integer", "updates", ALWAYS, "Skipped updates up to this step."),
-    Field("train_loss", "number", PERPLEXED, ALWAYS, "Mean cross-entropy of the step's global batch."),
+    Field("train_loss", "number", PER_LABEL, ALWAYS, "Mean cross-entropy of the step's global batch."),
     Field(
         "z_loss",
         "number",
@@ -95,13 +95,19 @@ TRAINING = [
         "`tokens_per_second` times FLOPs per token, divided by the peak of all devices.",
     ),
     Field("ranks/tokens_per_second", "number", "tokens per second", RANKS, "Throughput of a rank."),
-    Field("ranks/forward_seconds", "number", "seconds", RANKS, "Forward pass of a micro-batch, mean over ranks."),
+    Field(
+        "ranks/forward_seconds", "number", "seconds", RANKS, "Forward pass of a micro-batch, mean over ranks."
+    ),
     Field("ranks/forward_seconds_slowest", "number", "seconds", RANKS, "The same of the slowest rank."),
     Field("ranks/slowest", "integer", "rank", RANKS, "The rank whose forward pass is slowest."),
 ]
 VALIDATION = [
-    Field("val_loss", "number", PERPLEXED, VALIDATED, "Cross-entropy over the same held-out windows each time."),
-    Field("val_bpb", "number", "bits per byte", f"{VALIDATED}; language models", "The same per byte of text."),
+    Field(
+        "val_loss", "number", PER_LABEL, VALIDATED, "Cross-entropy over the same held-out windows each time."
+    ),
+    Field(
+        "val_bpb", "number", "bits per byte", f"{VALIDATED}; language models", "The same per byte of text."
+    ),
     Field(
         "val_accuracy",
         "number",
@@ -121,7 +127,12 @@ DIAGNOSTICS = [
     *(
         Field(f"diagnostics/{name}/layer_LAYER", "number", unit, when, f"{meaning[0].upper()}{meaning[1:]}.")
         for name, unit, when, meaning in (
-            ("attention_distance", "tokens", MEASURED, "mean distance between a query and what it attends to"),
+            (
+                "attention_distance",
+                "tokens",
+                MEASURED,
+                "mean distance between a query and what it attends to",
+            ),
             ("attention_entropy", "nats", MEASURED, "mean entropy of the attention probabilities"),
             ("max_probability", "fraction", MEASURED, "mean of the largest attention probability of a query"),
             ("logit_spread", "", MEASURED, "standard deviation of the attention logits"),
@@ -208,11 +219,6 @@ EVALUATION = [
 ]
 
 
-def find_field(name: str, fields: list[Field]) -> Field | None:
-    """The field whose form *name* has; None if there is none."""
-    return next((field for field in fields if re.match(field.pattern, name)), None)
-
-
 def metrics_schema() -> dict[str, Any]:
     """The JSON schema of a row of metrics.jsonl. Other fields are those of hooks of a user."""
     return {
@@ -265,5 +271,7 @@ def metrics_page() -> str:
 
 
 def _table(fields: list[Field]) -> list[str]:
-    rows = [f"| `{each.name}` | {each.type} | {each.unit} | {each.when} | {each.meaning} |" for each in fields]
+    rows = [
+        f"| `{each.name}` | {each.type} | {each.unit} | {each.when} | {each.meaning} |" for each in fields
+    ]
     return ["| field | type | unit | appears in | meaning |", "|---|---|---|---|---|", *rows]

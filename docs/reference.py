@@ -51,7 +51,8 @@ LIBRARY = """# Library
 
 ```python
 from model import ModelConfig, Transformer, generate, initialize, preset
-from pretrain import Hook, HookResult, RunConfig, SavedRun, Session, TrainingState, read_metrics, recipe, train
+from pretrain import Hook, HookResult, RunConfig, SavedRun, Session, TrainingState
+from pretrain import read_metrics, recipe, train
 from pretrain.study.notebook import Study
 ```
 
