@@ -86,6 +86,7 @@ CONTENTS = {
         "docs/reference/flags",
         "docs/reference/library",
         "docs/reference/metrics",
+        "docs/reference/hardware",
         "docs/numbers",
         "docs/glossary",
     ],

@@ -237,7 +237,7 @@ def metrics_schema() -> dict[str, Any]:
 def metrics_page() -> str:
     """What each field means, in what unit, and in which rows it is."""
     lines = [
-        "# Metrics",
+        "# Fields of metrics.jsonl",
         "",
         "`runs/NAME/metrics.jsonl` has one JSON object per line, and one line for every step:",
         "",
@@ -252,7 +252,7 @@ def metrics_page() -> str:
         "A row has the fields that were measured at its step. Hooks of your own may add others. Numbers that",
         'JSON cannot express are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`. The',
         "[JSON schema of a row](metrics.schema.json) has the same content as this page.",
-        "[](../numbers.md) defines losses, FLOPs and comparability.",
+        "[](../numbers.md) explains MFU, and which runs are comparable.",
         "",
         *(f"- `{part}` is {what}." for part, (_, what) in PARTS.items()),
     ]

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs.hardware import hardware_page  # noqa: E402
 from docs.metrics import metrics_page, metrics_schema  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.schedules import LARGEST_SIZE  # noqa: E402
@@ -136,6 +137,7 @@ def write_reference(folder: Path) -> None:
         "flags": flags_page(),
         "library": LIBRARY,
         "metrics": metrics_page(),
+        "hardware": hardware_page(),
     }
     texts = {f"{name}.md": text for name, text in pages.items()}
     texts["metrics.schema.json"] = json.dumps(metrics_schema(), indent=1)

@@ -1,11 +1,15 @@
 """The generated pages of docs/reference/."""
 
+import json
+import re
+
 import pytest
 
-from docs import reference
+from docs import hardware, reference
 from pretrain.cli import COMMANDS
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import FLAGS, SETTINGS, make_run
+from pretrain.plan.command import run_plan
 from pretrain.utils.parsing import parse_yaml
 
 
@@ -63,3 +67,13 @@ def test_defaults_are_valid_yaml_of_the_same_value(settings):
 def test_flags_of_other_projects_are_listed():
     page = reference.flags_page()
     assert "| `adam_epsilon` | `--optimizer.eps` |" in page and "`hidden_size`, `n_embd`" in page
+
+
+def test_hardware_is_what_the_command_computes(capsys):
+    command = "--config 757m --gpu h100 --gpus_per_node 8 --mfu 0.4 --json"
+    run_plan(command.split())
+    planned = json.loads(capsys.readouterr().out)
+    found = hardware.describe_gpu(hardware.plan_recipe("757m", 8))
+    memory, hours = re.fullmatch(r"(\d+) GiB, ([\d.]+) hours", found).groups()
+    assert int(memory) == round(planned["memory_bytes"]["peak"] / 2**30)
+    assert float(hours) == pytest.approx(planned["seconds"] / 3600, rel=5e-3)
