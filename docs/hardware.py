@@ -34,12 +34,11 @@ def plan_recipe(recipe: str, gpus: int) -> RunPlan:
     )
 
 
-def describe_gpu(plan: RunPlan) -> str:
-    """Memory and hours; hours are left out where it does not fit."""
+def describe_need(plan: RunPlan) -> str:
+    """Two cells: GiB of a GPU, and hours."""
     assert plan.seconds_per_step is not None
-    if not plan.fits:
-        return f"does not fit: {plan.memory.peak / GIB:.0f} GiB"
-    return f"{plan.memory.peak / GIB:.0f} GiB, {plan.seconds_per_step * plan.run.steps / 3600:.3g} hours"
+    hours = f"{plan.seconds_per_step * plan.run.steps / 3600:.3g}" if plan.fits else "does not fit"
+    return f"{plan.memory.peak / GIB:.0f} | {hours}"
 
 
 def hardware_table() -> list[str]:
@@ -54,10 +53,15 @@ def hardware_table() -> list[str]:
             f"{one.model.num_parameters() / 1e6:,.0f}M | {one.model.context_length:,} | {tokens / 1e9:.3g}B"
         )
         rows.append(
-            (flops, f"| `{recipe}` | {size} | {describe_gpu(one)} | {describe_gpu(plan_recipe(recipe, 8))} |")
+            (
+                flops,
+                f"| `{recipe}` | {size} | {describe_need(one)} | {describe_need(plan_recipe(recipe, 8))} |",
+            )
         )
-    header = "| `--config` | parameters | context | tokens | one H100 | eight H100s, memory of each |"
-    return [header, "|---|---:|---:|---:|---|---|", *(row for _, row in sorted(rows))]
+    header = (
+        "| `--config` | parameters | context | tokens | GiB, 1 GPU | hours | GiB, each of 8 GPUs | hours |"
+    )
+    return [header, "|---|---:|---:|---:|---:|---:|---:|---:|", *(row for _, row in sorted(rows))]
 
 
 def hardware_page() -> str:
@@ -66,7 +70,7 @@ def hardware_page() -> str:
         [
             "# Hardware",
             "",
-            "The table shows what recipes need on GPUs with 80 GB of memory, at ZeRO stage 2. All values",
+            "The table shows what recipes need on H100 GPUs (80 GB), at ZeRO stage 2. All values",
             "are computed by `python docs/hardware.py`, not measured: memory as in [](../memory.md), time",
             "from the FLOPs and an assumed model FLOPs utilization of 0.4. The micro-batch is the largest",
             "that fits.",

@@ -39,6 +39,11 @@ class Field:
     meaning: str
 
     @property
+    def value(self) -> str:
+        """Type and unit."""
+        return f"{self.type}, {self.unit}" if self.unit else self.type
+
+    @property
     def pattern(self) -> str:
         """The regular expression that the name matches as a whole."""
         parts = re.split(rf"({'|'.join(PARTS)})", self.name)
@@ -51,7 +56,7 @@ VALIDATED = "every `validation.every` steps and the last"
 MEASURED = "every `diagnostics_every` steps"
 CHECKED = "every check of a run with growth"
 RANKS = f"{READ}, of several ranks"
-PER_LABEL = "nats per token; of a classifier nats per example"
+PER_LABEL = "nats per token (classifiers: per example)"
 
 TRAINING = [
     Field("step", "integer", "steps", ALWAYS, "Attempted optimizer steps, those that were skipped included."),

@@ -1,7 +1,6 @@
 """The generated pages of docs/reference/."""
 
 import json
-import re
 
 import pytest
 
@@ -73,7 +72,6 @@ def test_hardware_is_what_the_command_computes(capsys):
     command = "--config 757m --gpu h100 --gpus_per_node 8 --mfu 0.4 --json"
     run_plan(command.split())
     planned = json.loads(capsys.readouterr().out)
-    found = hardware.describe_gpu(hardware.plan_recipe("757m", 8))
-    memory, hours = re.fullmatch(r"(\d+) GiB, ([\d.]+) hours", found).groups()
+    memory, hours = hardware.describe_need(hardware.plan_recipe("757m", 8)).split(" | ")
     assert int(memory) == round(planned["memory_bytes"]["peak"] / 2**30)
     assert float(hours) == pytest.approx(planned["seconds"] / 3600, rel=5e-3)
