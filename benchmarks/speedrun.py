@@ -204,14 +204,15 @@ def cost(run: RunResult, loss: str, target: float) -> dict[str, float] | None:
 def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
     """Every figure, as written to --out; what is not known or not reached is None."""
     recipes: dict[str, Any] = {}
+    loss = "val_bpb" if view.measure == "val_bpb" else "val_loss"
     base: dict[str, Sample] = {}
     """Logarithms of the first recipe's costs."""
     for summary in view.summaries:
         runs: dict[int, dict[str, Any]] = {}
         for run in summary.finished:
             seed = run.planned.seed
-            reached = cost(run, view.loss, targets[seed])
-            curve = {"final_loss": summary.values[seed], "validations": validations(run, view.loss)}
+            reached = cost(run, loss, targets[seed])
+            curve = {"final_loss": summary.values[seed], "validations": validations(run, loss)}
             runs[seed] = {"reached": bool(reached), **(reached or dict.fromkeys(COSTS)), **curve}
         found: dict[str, Any] = {"runs": runs}
         for key in COSTS:
@@ -222,7 +223,7 @@ def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
         difference = _numbers(summary.differences)
         found["final_loss"] = {"mean": summary.values.mean, "count": len(runs), "difference": difference}
         recipes[summary.variant] = found
-    return {"loss": view.loss, "targets": dict(targets), "notes": view.caveats, "recipes": recipes}
+    return {"loss": loss, "targets": dict(targets), "notes": view.caveats, "recipes": recipes}
 
 
 def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 
-from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared, from_dict
+from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared
 from model.errors import UserError, quote, suggest
 from model.heads import normalize_heads
 from pretrain.config.command_line import documentation
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import nest
 from pretrain.study.settings import Settings, Text, is_name_part, label, read_settings, refuse
-from pretrain.utils.parsing import format_yaml, parse_yaml, read_text
+from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MOST_SEEDS = 1000
@@ -193,22 +192,6 @@ def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, .
         both = (read_settings(each["settings"], "settings") for each in (parent, own))
         merged["settings"] = nest({name: value for each in both for name, value in each.items()})
     return {key: value for key, value in merged.items() if value is not None}
-
-
-def read_file(keys: Mapping[str, Any]) -> StudyFile:
-    """The declared object of a file's keys.
-
-    Raises:
-        UserError: it names the key, its value and what would be valid.
-    """
-    return from_dict(StudyFile, dict(keys), "study")
-
-
-def override(keys: dict[str, Any], settings: Settings) -> str:
-    """A study file's text with these settings, by dotted name, in place of its own."""
-    if settings:
-        keys = keys | {"settings": nest(read_settings(keys.get("settings"), "settings") | settings)}
-    return format_yaml(keys)
 
 
 SPELLED_FREELY = ("heads", "lr_rules", "hooks", "growth")

@@ -61,7 +61,8 @@ def describe_expectations(study: Study) -> list[str]:
     if found is not None:
         lines.append(f"First run {found.date} UTC, at commit {(found.commit or 'unknown')[:12]}.")
         now = expectations(study)
-        keys = sorted({*found.expected, *now})
-        if changed := [key for key in keys if found.expected.get(key) != now.get(key)]:
+        if changed := [
+            key for key in sorted({*found.expected, *now}) if found.expected.get(key) != now.get(key)
+        ]:
             lines.append(f"Changed since the first run: {', '.join(changed)}.")
     return lines

@@ -78,10 +78,8 @@ def run_of_task(study: Study, number: str) -> PlannedRun:
     if name not in runs:
         valid = format_array([number for number, name in enumerate(names) if name in runs])
         was = f" ({name}, which the study does not name any more)" if name else ""
-        raise UserError(
-            f"array: task {quote(number, plain=True)}{was} is no run of {study.name}; cancel it (scancel); "
-            f"valid: --array={valid}"
-        )
+        task = f"array: task {quote(number, plain=True)}{was} is no run of {study.name}"
+        raise UserError(f"{task}; cancel it (scancel); valid: --array={valid}")
     return runs[name]
 
 
@@ -98,10 +96,8 @@ def submit(command: Sequence[str]) -> str:
         UserError: there is no sbatch, or it refuses.
     """
     if shutil.which("sbatch") is None:
-        raise UserError(
-            "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it "
-            "here"
-        )
+        valid = "submit it from a login node, or leave out --slurm to run it here"
+        raise UserError(f"slurm: no sbatch on this machine; {valid}")
     from pretrain.engine.deepspeed_logging import environment_elsewhere
 
     done = subprocess.run(

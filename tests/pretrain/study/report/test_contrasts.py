@@ -8,7 +8,7 @@ from scipy.stats import ttest_1samp
 
 from pretrain.study.command import main
 from tests.helpers.planted_runs import plant
-from tests.pretrain.study.report.conftest import planted, rows_of, small_study, view
+from tests.pretrain.study.report.conftest import planted, small_study, view
 
 VARIANTS = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}, "falling": {"heads": "8,8,4,2"}}
 CONTRASTS = {
@@ -74,15 +74,6 @@ def test_another_text_or_tokenizer_is_left_out_with_the_reason(data, named):
     assert order.values and not by_width.values
     said = f"contrast order by width: several texts or tokenizers: {named}"
     assert found.caveats[-1].startswith(said)
-
-
-def test_other_seeds_are_said():
-    variants = {"uniform": {"heads": "8x4"}, "again": {"heads": "4x4", "seed_shift": 100}}
-    contrasts = {"again": "again - uniform"}
-    study = small_study(seeds=2, baseline="uniform", variants=variants, contrasts=contrasts)
-    found = view(study, lambda run: 3.5 + 0.01 * run.run.seed)
-    assert found.contrasted[0].other_seeds
-    assert list(rows_of(found, "contrasts")) == ["again (other seeds)"]
 
 
 def test_the_command_reports_contrasts_of_the_file_that_it_is_given(tmp_path, capsys):
