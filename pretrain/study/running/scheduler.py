@@ -305,7 +305,7 @@ def _has_ended(running: _Running) -> bool:
         return False
     import psutil
 
-    for process in psutil.process_iter():  # each run is a process group of its own
+    for process in psutil.process_iter():  # each run has its own process group
         with suppress(psutil.Error, ProcessLookupError):
             # What has ended stays in the group until its parent looks.
             if os.getpgid(process.pid) == running.process.pid and process.status() != psutil.STATUS_ZOMBIE:
