@@ -53,7 +53,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print(run.to_recipe(), end="")
             return
         check_start(run)
-    train_to_end(run, ds_config, listener, arguments)
+    train_to_end(run, ds_config, listener, arguments, verbose=command.verbose)
 
 
 def start() -> NoReturn:

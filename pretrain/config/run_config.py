@@ -72,7 +72,7 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
 
 
 Architecture = Annotated[dict[str, Any], AfterValidator(_normalize_architecture)]
-Heads = Annotated[str, BeforeValidator(normalize_heads)]
+Heads = Annotated[str, BeforeValidator(normalize_heads, json_schema_input_type=str | list[NonNegativeInt])]
 
 
 def _read_rules(value: Any) -> Any:
@@ -85,8 +85,11 @@ def _split(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Rules = Annotated[tuple[LearningRateRule, ...], BeforeValidator(_read_rules)]
-HookNames = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Rules = Annotated[
+    tuple[LearningRateRule, ...],
+    BeforeValidator(_read_rules, json_schema_input_type=list[LearningRateRule | str]),
+]
+HookNames = Annotated[tuple[str, ...], BeforeValidator(_split, json_schema_input_type=list[str] | str)]
 
 
 @declared()

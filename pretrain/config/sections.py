@@ -60,7 +60,10 @@ def _to_head_group(value: Any) -> Any:
     raise UserError(f"muon.heads: {quote(value)} is not valid; give whole, each, or a number of heads from 1")
 
 
-HeadGroup = Annotated[Literal["whole", "each"] | int, PlainValidator(_to_head_group)]
+HeadGroup = Annotated[
+    Literal["whole", "each"] | int,
+    PlainValidator(_to_head_group, json_schema_input_type=Literal["whole", "each"] | PositiveInt),
+]
 
 
 @declared("muon")

@@ -9,11 +9,13 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from pretrain.utils.format import human_number, human_seconds, terminal_columns
+from pretrain.utils.format import human_number, human_seconds, terminal_columns, wrap_text
 
 BAR_FORMAT = "{percentage:3.0f}% |{bar}| {desc}"
 BAR_COLUMNS = 18
 """Columns of the percentage and of a bar of ten, with a space next to it."""
+SEPARATOR = " | "
+"""Between the values of a line."""
 WIDE = 80
 """Columns of a usual terminal."""
 FIRST = ("train_loss", "left", "tokens_per_second")
@@ -120,8 +122,8 @@ class Console:
         return pace * (self.total_steps - self.step)
 
     def line(self) -> str:
-        """Return the newest values as a line of text, leaving out those that are not known."""
-        return " | ".join(self._figures().values())
+        """Return the newest values as one line of text, leaving out those that are not known."""
+        return SEPARATOR.join(self._figures().values())
 
     def _figures(self) -> dict[str, str]:
         """The step and the newest values as text, in the order of a line."""
@@ -140,7 +142,7 @@ class Console:
         """Show next to the bar as many values as fit into the terminal; none is cut off."""
         assert self._bar is not None
         columns, figures = terminal_columns(self.stream), self._figures()
-        shown, separator = figures.pop("step"), " | " if columns >= WIDE else "  "
+        shown, separator = figures.pop("step"), SEPARATOR if columns >= WIDE else "  "
         for name in sorted(figures, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
             room = columns - (BAR_COLUMNS if name not in FIRST else 0)
             if len(longer := shown + separator + figures[name]) <= room:
@@ -150,6 +152,7 @@ class Console:
         self._bar.set_description_str(shown, refresh=False)
 
     def _print_line(self) -> None:
-        self.message(self.line())
+        columns = terminal_columns(self.stream)
+        self.message(wrap_text(self.line(), columns - 7, SEPARATOR).replace("\n", f"\n{'':4}{SEPARATOR}"))
         self._printed_at = self.clock()
         self._printed_step = self.step

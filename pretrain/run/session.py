@@ -50,8 +50,7 @@ class Session:
 
     @property
     def tokens_per_step(self) -> int:
-        """Positions of all ranks in one optimizer step: label tokens, and the padding of labelled
-        examples."""
+        """Positions of all ranks in one optimizer step, the padding of labelled examples included."""
         return self.batch.sequences * self.model_config.context_length
 
     @property

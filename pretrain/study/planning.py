@@ -264,7 +264,8 @@ def _with_controls(
     """The variants with what each is compared with: the baseline that shares all levels but one, or the one
     that it names."""
     rows = {name: each.levels for name, each in variants.items()}
-    named = {match for name in baselines for match in match_variants(name, "baseline", levels, rows)[0]}
+    given = (match_variants(name, "baseline", levels, rows)[0] for name in baselines)
+    named = dict.fromkeys(name for names in given for name in names)
     for name, variant in variants.items():
         against, others = variant.options.against, dict[int, str]()
         for other in named if against is None else rows:
