@@ -276,7 +276,5 @@ def metrics_page() -> str:
 
 
 def _table(fields: list[Field]) -> list[str]:
-    rows = [
-        f"| `{each.name}` | {each.type} | {each.unit} | {each.when} | {each.meaning} |" for each in fields
-    ]
-    return ["| field | type | unit | appears in | meaning |", "|---|---|---|---|---|", *rows]
+    rows = [f"| `{each.name}` | {each.value} | {each.when} | {each.meaning} |" for each in fields]
+    return ["| field | value | appears in | meaning |", "|---|---|---|---|", *rows]
