@@ -1,4 +1,4 @@
-"""Training from a program of one's own; ``pretrain`` hands these names on.
+"""Training from your own Python program; ``pretrain`` exports these names.
 
     from pretrain import recipe, train
 

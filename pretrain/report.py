@@ -1,4 +1,4 @@
-"""The lines that a run prints: at the start, what it is going to do; at the end, what it did."""
+"""The lines that a run prints: its plan at the start, its results at the end."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def describe_finished(session: Session, arguments: list[str]) -> list[str]:
     more = continue_command(arguments, 2 * step)
     return [
         *_curves(session, again=False),
-        f"{folder} is already finished at step {step:,}" + (f"; to go on: {more}" if more else ""),
+        f"{folder} is already finished at step {step:,}" + (f"; to continue: {more}" if more else ""),
     ]
 
 

@@ -49,11 +49,11 @@ def open_run(
     load_finished: bool = False,
     verbose: bool = False,
 ) -> Iterator[Trainer | FinishedRun]:
-    """Join the ranks, and make everything that training *run* takes. Inside the block no other job can use
+    """Join the ranks, and make everything that training *run* needs. Inside the block no other job can use
     the run's folder. Collective.
 
-    A run that has all its steps is opened without a model, and its folder does not change; unless
-    *load_finished*.
+    A run that has all its steps is opened without a model, and its folder does not change, unless
+    *load_finished* is set.
 
     Args:
         ds_config: what read_ds_config returned.

@@ -86,7 +86,7 @@ def _build_parser() -> CommandParser:
     parser.add_argument(
         "--config",
         help="Recipe: a name from pretrain/recipes or a YAML file. Without it, the recipe "
-        f"{DEFAULT_RECIPE}; a file of your own takes nothing from {DEFAULT_RECIPE}.",
+        f"{DEFAULT_RECIPE}; your own file takes nothing from {DEFAULT_RECIPE}.",
     )
     parser.add_argument(
         "--print_config",
@@ -132,8 +132,8 @@ class CommandParser(argparse.ArgumentParser):
     """Arguments whose value may be an empty text."""
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """The values of an argument, as argparse reads them; empty texts, and bytes that are no text, are
-        refused."""
+        """The values of an argument, as argparse reads them; empty texts, and bytes that are not text, are
+        rejected."""
         name = max(action.option_strings, key=len, default=action.dest)
         for text in arg_strings if action.nargs not in (argparse.PARSER, argparse.REMAINDER) else ():
             if not text.strip() and action.dest not in self.may_be_empty:

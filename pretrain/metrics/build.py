@@ -37,7 +37,7 @@ def build_metrics(
     """
     flops, dtype = model.flops_per_token(), decisions["dtype"]["value"]
     peak = None
-    # A file that cannot be read is refused by all ranks at once.
+    # A file that cannot be read is rejected by all ranks at once.
     world.on_rank_zero(lambda: last_step(run.folder))
     if world.is_main:
         per_device, source = peak_flops(world.device, torch.bfloat16 if dtype == "bf16" else torch.float32)

@@ -40,7 +40,7 @@ def wrap_text(text: str, columns: int, separator: str = " ") -> str:
 
 
 def print_lines(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines at once, into a log, too. Control characters, which names and texts of others may hold, are
+    """Print lines at once, also into a log. Control characters, which names and texts of others may hold, are
     written as in a repr."""
     for line in lines:
         print(escape_controls(str(line), kept="\n\t"), file=file, flush=True)
@@ -54,7 +54,7 @@ def describe_several(
 
     Args:
         values: a name and its value each; a name whose value is None is left out.
-        listed: how names are joined.
+        join: joins names.
     """
     names: dict[str, list[str]] = {}
     for name, value in values:

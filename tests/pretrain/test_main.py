@@ -24,7 +24,7 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
     assert first.returncode == 0, first.output
     figures = ["12/12", "val loss", "bits/byte", "lr 2.00e-05", "grad norm", "tokens/s", "MFU", "left"]
     around = [
-        "guessing by token frequency",
+        "unigram baseline",
         "--out hf/nano",
         "--steps 24",
         "sample",
