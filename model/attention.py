@@ -258,7 +258,7 @@ def attend(heads: Heads, scale: float | None, window: int | None, attention: Ker
     if heads.offsets is not None:
         return varlen_attention(heads.query, heads.key, heads.value, heads.offsets, scale, window)
     # [B, h, rows, d_h], as SDPA expects it
-    query, key, value = (part.transpose(1, 2) for part in heads[:3])
+    query, key, value = (part.transpose(1, 2) for part in (heads.query, heads.key, heads.value))
     mask, groups = heads.mask, query.shape[1] // key.shape[1]
     in_blocks = attention == "blocks" and (mask is None or mask.ndim == 2)
     masked_or_wide = mask is not None or not flash_supports(query.dtype.itemsize, query.shape[-1])

@@ -193,7 +193,7 @@ def test_the_first_step_says_how_much_it_compiles(fields, graphs, expected):
     assert expected in line and "(compile: true)" not in line
     torch._dynamo.reset()
     counter = CompileCounter()
-    network = Transformer(model)
+    network = Transformer(model, attention="blocks")
     for block in network.layers:
         block.compile(backend=counter)
     network(torch.zeros(1, 16, dtype=torch.long))
