@@ -69,7 +69,13 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
 CONTENTS = {
-    "Start": ["docs/tutorial", "docs/tutorial_study", "docs/configuration", "examples/README"],
+    "Start": [
+        "docs/tutorial",
+        "docs/tutorial_study",
+        "docs/tutorial_slurm",
+        "docs/configuration",
+        "examples/README",
+    ],
     "How to": [
         "docs/data",
         "docs/checkpoints",
@@ -79,6 +85,7 @@ CONTENTS = {
         "docs/diagnostics",
         "docs/classification",
         "docs/troubleshooting",
+        "docs/adding_an_architecture",
     ],
     "Reference": [
         "docs/reference/settings",

@@ -284,8 +284,8 @@ def commands_page() -> str:
         lines += [f"## {name}", "", f"{text[0].upper()}{text[1:]}.", ""]
         if name == "train":
             lines += [
-                "Its flags are the [settings](settings.md), `--config`, `--ds_config`, `--print_config` and",
-                "`--plot_lr`.",
+                "Its flags are the [settings](settings.md), `--config`, `--ds_config`, `--print_config`,",
+                "`--plot_lr` and `--verbose`.",
                 "",
             ]
             continue

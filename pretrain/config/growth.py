@@ -35,17 +35,17 @@ class GrowthConfig:
     """
 
     criterion: Literal["none", "incrt", "gradient", "random", "schedule"] = "none"
-    """What asks for a head. none: the heads stay as they are. incrt: the largest eigenvalue of a layer's
-    residual directional energy exceeds a threshold. gradient: at every check the layer where a new head would
-    have the largest gradient. random: at every check a layer by chance. schedule: given steps and head
-    counts."""
+    """When a head is added. none keeps the heads fixed. incrt adds one where the largest eigenvalue of a
+    layer's residual directional energy exceeds a threshold. gradient adds one at every check, to the layer
+    where a new head would have the largest gradient; random adds it to a random layer. schedule follows given
+    steps and head counts."""
     start: PositiveInt = 1
     """Heads of every layer at step 0."""
     maximum: PositiveInt | None = None
     """Most heads of a layer; the largest head count of the model's own schedule when not given."""
     budget: PositiveInt | None = None
     """Most heads of all layers together; no limit when not given. Where several layers grow at once and it is
-    too small for all, those that ask most (incrt) or come first get theirs."""
+    too small for all, those furthest above their threshold (incrt) or the lowest layers come first."""
     head_dim: PositiveInt | None = None
     """Width of every head; the smallest of the model's own schedule when not given."""
     interval: PositiveFloat = 0.02
@@ -138,7 +138,7 @@ class GrowthConfig:
 
 
 def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
-    """Refuse heads whose width t does not divide: then it would not divide every head count's width."""
+    """Reject heads whose width t does not divide: then it would not divide every head count's width."""
     if head_dim % tensor_parallel:
         raise UserError(
             f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which "

@@ -20,7 +20,7 @@ class HeadScheduleRotaryEmbedding(nn.Module):
     """Cosines and sines of every position, for each number of rotated dims and base that some layer has.
 
     The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be
-    wrong by several radians. So they are kept as integers of the same bits, which no cast touches.
+    wrong by several radians. So their bits are kept as integers, which no cast changes.
     """
 
     def __init__(self, config: HeadScheduleConfig) -> None:

@@ -22,7 +22,7 @@ PHASES = {
 
 
 def describe(plan: RunPlan, ds_config: str) -> str:
-    """Format the plan in sections, every figure with its unit; memory and traffic are of one rank."""
+    """Format the plan in sections, every value with its unit; memory and traffic are of one rank."""
     run, model, machine, batch = plan.run, plan.model, plan.machine, plan.batch
     precision = "bf16" if plan.settings.bf16 else "fp32"
     gpu = f"{machine.gpu}, {machine.memory / GIB:.1f} GiB"
@@ -155,7 +155,7 @@ def _table(title: str, rows: list[tuple[str, int, str]]) -> list[str]:
 
 
 def to_json(plan: RunPlan) -> dict[str, Any]:
-    """Return every figure of the plan; bytes as integers, seconds and FLOP/s as floats."""
+    """Return every value of the plan; bytes as integers, seconds and FLOP/s as floats."""
     run, machine, seconds = plan.run, plan.machine, plan.seconds_per_step
     return {
         "model": run.model,

@@ -75,7 +75,7 @@ class PrepareOptions:
     train_tokenizer: int | None = None
     """train a SentencePiece tokenizer of so many entries (default: 4096)"""
     lossy_tokenizer: bool = False
-    """take a tokenizer that does not give the text back, such as one that lower-cases it"""
+    """accept a tokenizer whose decoded tokens differ from the text, such as one that lower-cases it"""
     validation_fraction: float | None = None
     """fraction of documents held out for validation, chosen by their hash (default: 0.05; of datasets that
     come over the network 0.005)"""
@@ -143,7 +143,8 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
         PrepareOptions,
         argv,
         "python -m pretrain.prepare",
-        "Tokenize text into a corpus folder that the trainer reads. Interrupted, the same command goes on.",
+        "Tokenize text into a corpus folder that the trainer reads. After an interruption, run the same "
+        "command again to resume.",
         epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
         "every byte, labelled makes a classification task.",
     )
@@ -221,4 +222,4 @@ def _run(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code is that of run_command."""
-    return run_command(_run, arguments, "interrupted; the same command goes on where it stopped")
+    return run_command(_run, arguments, "interrupted; run the same command again to resume")

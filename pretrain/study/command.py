@@ -55,7 +55,7 @@ def build_parser() -> Parser:
     add("--slurm", action="store_true", help="submit an array job, a task for each run")
     more = "more options of sbatch, as --sbatch='--gres=gpu:1'"
     add("--sbatch", type=shlex.split, default=[], metavar="OPTIONS", help=more)
-    add("--dry_run", action="store_true", help="say what would run, and stop")
+    add("--dry_run", action="store_true", help="print what would run, and stop")
     add = made["power"].add_argument
     pilot = "a study's folder with finished runs, to take the spread and the speed from"
     add("--pilot", type=Path, metavar="FOLDER", help=pilot)
@@ -74,7 +74,7 @@ COMMANDS = {
     "run": "train what a study still lacks; the same command resumes after a stop",
     "list": "how far each run is; without STUDY: the studies included",
     "power": "how many pairs an effect needs, and what the study costs",
-    "report": "tables and figures of what is finished, into FOLDER/report",
+    "report": "tables and pictures of the finished runs, into FOLDER/report",
     "record": "settings, versions and losses of all runs, as one small file",
     "task": "the arguments of one run, for slurm/study.sh",
     "schema": "the JSON schema of a study file, for editors",

@@ -49,7 +49,7 @@ def _named(value: Any) -> Any:
 
 
 def _either(read: Any, also: Any) -> BeforeValidator:
-    """A validator of what may be written in a second way, which the JSON schema names, too."""
+    """A validator for a field with an alternative spelling, which the JSON schema also lists."""
     return BeforeValidator(read, json_schema_input_type=also)
 
 
@@ -72,7 +72,7 @@ Tune = Annotated[dict[str, Values], Field(max_length=1)]
 
 @declared()
 class LevelFile:
-    """What a variant or a named level has beside settings."""
+    """What a variant or a named level has besides settings."""
 
     recipe: Text | None = None
     """In place of the study's."""
@@ -107,7 +107,7 @@ class StudyFile:
     """Of all runs, as in a recipe."""
     vary: Annotated[dict[Text, list[Any] | dict[Text, Settings | None]], Field(min_length=1)] | None = None
     """Factors: a setting, such as optimizer.learning_rate, heads[0] or heads[1:3], with a list of values; or
-    a name of your own with levels, each a name with settings."""
+    your own name with levels, each a name with settings."""
     method: Literal["grid", "orthogonal", "fractional"] = "grid"
     """Which combinations of vary are trained: all of them; or so many that every pair (orthogonal) or every
     three (fractional) of factors has every combination of levels equally often."""
@@ -136,9 +136,9 @@ class StudyFile:
     last_validations: PositiveInt = 1
     """A run's result is the mean of so many last values."""
     effect: PositiveFloat | None = None
-    """The smallest difference that the study is meant to see."""
+    """The smallest difference that the study is designed to detect."""
     machine: Text = ""
-    """What its size was chosen for, in words."""
+    """The reason for its size, in words."""
     hours: PositiveFloat | None = None
     """The time that it takes there."""
 
@@ -195,7 +195,7 @@ def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, .
 
 
 SPELLED_FREELY = ("heads", "lr_rules", "hooks", "growth")
-"""Settings that the schema does not check: they may be written as text, too."""
+"""Settings that the schema does not check: they may also be written as text."""
 
 
 def schema() -> dict[str, Any]:

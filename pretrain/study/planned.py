@@ -43,7 +43,7 @@ class Variant:
     levels: tuple[str, ...]
     """Labels, in the order of the study's factors."""
     given: Settings
-    """What the study sets beside the recipe, by dotted name."""
+    """The study's settings that replace the recipe's, by dotted name."""
     settings: Settings
     """The recipe's with these in place."""
     parts: Mapping[str, Level]

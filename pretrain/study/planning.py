@@ -146,7 +146,7 @@ def build_pilot(study: Study) -> Study:
 
 
 def _check_keys(file: StudyFile) -> None:
-    """Refuse keys that do not go together."""
+    """Reject keys that do not go together."""
     if file.variants and not file.baseline:
         raise UserError("study: baseline: missing; give the variant that the others are compared with")
     if file.vary is None and not file.variants:
@@ -178,7 +178,7 @@ def _read_factor(name: str, given: list[Any] | dict[str, Settings | None]) -> di
 
 
 def _read_level(given: Settings | None, where: str) -> Level:
-    """Settings, and the options beside them."""
+    """Settings, and the options next to them."""
     given = given or {}
     options = {key: value for key, value in given.items() if key in OPTIONS}
     settings = read_settings({key: value for key, value in given.items() if key not in OPTIONS}, where)
@@ -264,7 +264,8 @@ def _with_controls(
     """The variants with what each is compared with: the baseline that shares all levels but one, or the one
     that it names."""
     rows = {name: each.levels for name, each in variants.items()}
-    named = {match for name in baselines for match in match_variants(name, "baseline", levels, rows)[0]}
+    given = (match_variants(name, "baseline", levels, rows)[0] for name in baselines)
+    named = dict.fromkeys(name for names in given for name in names)
     for name, variant in variants.items():
         against, others = variant.options.against, dict[int, str]()
         for other in named if against is None else rows:
@@ -348,7 +349,7 @@ def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -
 
 
 def _refuse_unmeasured(file: StudyFile, variant: Variant) -> None:
-    """Refuse a study whose runs would train to their end without the value that is compared."""
+    """Reject a study whose runs would train to their end without the value that is compared."""
     run, measure = variant.run, file.measure
     other_task = "val_bpb" if run.task == "classification" else "val_accuracy"
     every = 1 if measure == "train_loss" else 0 if measure == other_task else run.validation.every
@@ -369,7 +370,7 @@ def _describe_runs(study: Study, name: str) -> str:
 
 
 def _refuse_equal(described: Mapping[str, str], valid: str) -> None:
-    """Refuse two variants of one description; *valid* has a place for the name of the first."""
+    """Reject two variants of one description; *valid* has a place for the name of the first."""
     seen: dict[str, str] = {}
     for name, text in described.items():
         if (other := seen.setdefault(text, name)) != name:

@@ -29,7 +29,7 @@ class Registered:
 
 
 def expectations(study: Study) -> dict[str, Any]:
-    """What should be written down before a study runs; keys that the file leaves out are left out."""
+    """What should be written down before a study runs, without keys that the file lacks."""
     file = to_dict(study.file)
     return {key: file[key] for key in ("question", "predictions", "contrasts", "primary") if file[key]}
 

@@ -1,4 +1,4 @@
-"""What a study's runs have left in their folders: state, figures, and whose they are."""
+"""Reads what a study's runs have left in their folders: state, metrics, and whose they are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunResult:
     saved: TrainingState | None = None
     """Of its newest checkpoint."""
     failure: str = ""
-    """What ended its last attempt, in a line; empty if nothing did."""
+    """A one-line message about what ended its last attempt; empty if nothing did."""
 
     @property
     def step(self) -> int:
@@ -62,7 +62,7 @@ class RunResult:
         return self.saved.world if self.saved else None
 
     def result(self, measure: str, last: int = 1) -> float | None:
-        """Mean of the *last* values of a figure; None unless the run is finished and has so many."""
+        """Mean of the *last* values of a metric; None unless the run is finished and has so many."""
         values = [row[measure] for row in self.rows if measure in row]
         return fmean(values[-last:]) if self.state == "finished" and len(values) >= last else None
 
@@ -121,8 +121,8 @@ def open_study(
         return read_archive(path, out, settings)
     if path.is_dir():
         if out is not None and os.path.realpath(out) != os.path.realpath(path):
-            valid = "give the study's file with another --out"
-            raise UserError(f"out: {str(out)!r} beside the folder {name!r}; {valid}")
+            valid = "give one, or the study's file with another --out"
+            raise UserError(f"out: {str(out)!r} and the folder {name!r}: {valid}")
         return load_study(path, check_runs, settings)
     file = find_study(name)
     folder = out or Path("runs") / file.stem
@@ -228,7 +228,7 @@ def shorten_names(names: Sequence[str], most: int = 3) -> str:
 
 
 def failure(planned: PlannedRun) -> str:
-    """What ended the run's last attempt, in a line; empty if nothing did."""
+    """A one-line message about what ended the run's last attempt; empty if nothing did."""
     return _text(failed_mark(planned))
 
 
@@ -238,7 +238,7 @@ def failed_mark(planned: PlannedRun) -> Path:
 
 
 def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
-    """Refuse a folder with runs that were made with other settings: their figures are not this study's.
+    """Reject a folder with runs that were made with other settings: their results are not this study's.
 
     Args:
         runs: those to look at; all of the study's by default.

@@ -71,7 +71,7 @@ Figure = Callable[[RunResult], float | None]
 
 
 def collect_values(runs: Runs, figure: Figure) -> Sample:
-    """A figure of each finished run that has it."""
+    """A metric of each finished run that has it."""
     found = {seed: figure(run) for seed, run in runs.items() if run.state == "finished"}
     return Sample({seed: value for seed, value in found.items() if value is not None})
 
@@ -104,7 +104,7 @@ class Summary:
         return self.differences_of(self.result)
 
     def differences_of(self, figure: Figure) -> Sample:
-        """The same of another figure."""
+        """The same of another metric."""
         return collect_values(self.runs, figure).subtract(collect_values(self.controls, figure))
 
     @property

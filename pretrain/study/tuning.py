@@ -1,7 +1,7 @@
 """Each variant's own best value of one setting, found with pilot seeds before the study's seeds are run.
 
-The pilots are a study of their own, in the folder ``pilot`` of the study's. What they choose is written into
-``tuned.json`` beside it, once: later runs of the study read it from there.
+The pilots are a separate study, in the folder ``pilot`` of the study's. What they choose is written into
+``tuned.json`` next to it, once: later runs of the study read it from there.
 """
 
 from __future__ import annotations

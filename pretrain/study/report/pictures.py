@@ -1,4 +1,4 @@
-"""The pictures of a report. Lines differ in style and marker, too."""
+"""The pictures of a report. Lines also differ in style and marker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def panel_axes(
     Args:
         columns: at most so many.
         heading: what the picture shows, above it.
-        height: of a panel, in inches; *width*, too.
+        height, width: of a panel, in inches.
         subplots: further arguments of matplotlib's subplots.
     """
     rows = math.ceil(len(titles) / columns)
@@ -127,7 +127,7 @@ def _draw_effects(view: View, path: Path, heading: str) -> bool:
 
 
 def _draw_forest(view: View, path: Path, heading: str) -> bool:
-    """Draw results and their mean, and beside them Δ with its 95 % interval, a row for each variant."""
+    """Draw results and their mean, and next to them Δ with its 95 % interval, a row for each variant."""
     shown = [summary for summary in view.listed if summary.values]
     if not shown:
         return False

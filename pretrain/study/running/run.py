@@ -123,7 +123,7 @@ def list_untried(pilot: Study) -> list[PlannedRun]:
 
 
 def _check_for_jobs(study: Study) -> None:
-    """Refuse a study whose recipes and data are not found from where jobs look for them."""
+    """Reject a study whose recipes and data are not found from where jobs look for them."""
     try:
         with contextlib.chdir(ROOT):
             check_runs(parse_study(study.text, study.name, study.folder))

@@ -132,7 +132,7 @@ def run_command_line(
 
 
 def check_runs(study: Study) -> None:
-    """Refuse a study with a run that could not begin, as far as that is known before its ranks are.
+    """Reject a study with a run that could not begin, as far as that is known before its ranks are.
 
     Relative paths are looked for in the working directory.
 
@@ -248,7 +248,7 @@ class Scheduler:
             return
         if code == STOPPED:
             further = self._step(ended.planned) > ended.began_at
-            if self.stopped is None and further:  # its own limit of minutes: it goes on
+            if self.stopped is None and further:  # its own limit of minutes: it is resumed
                 self._waiting.insert(0, ended.planned)
             if self.stopped is not None or further:
                 return
@@ -305,7 +305,7 @@ def _has_ended(running: _Running) -> bool:
         return False
     import psutil
 
-    for process in psutil.process_iter():  # each run is a process group of its own
+    for process in psutil.process_iter():  # each run has its own process group
         with suppress(psutil.Error, ProcessLookupError):
             # What has ended stays in the group until its parent looks.
             if os.getpgid(process.pid) == running.process.pid and process.status() != psutil.STATUS_ZOMBIE:

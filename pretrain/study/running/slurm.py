@@ -1,6 +1,6 @@
 """Submits a study to SLURM: one array task for each run that is not finished.
 
-Runs whose batch cannot be shared by all tasks that the script asks for have arrays of their own, with fewer.
+Runs whose batch cannot be shared by all tasks that the script asks for get separate arrays with fewer tasks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def sbatch_commands(
 ) -> list[list[str]]:
     """The lines that submit runs of a study; the script reads the study's folder.
 
-    One line, or one for each number of ranks where some runs have too small a batch for the script's; with
-    options that say how many tasks or GPUs there are, one line in any case.
+    There is one command, or one for each number of ranks where some runs have too small a batch for the
+    script's; with options that give the number of tasks or GPUs there is always one.
 
     Args:
         todo: the runs; the array has their task numbers (see task_names).
@@ -93,7 +93,7 @@ def submit(command: Sequence[str]) -> str:
     """Submit a job array and return its number.
 
     Raises:
-        UserError: there is no sbatch, or it refuses.
+        UserError: there is no sbatch, or it rejects the job.
     """
     if shutil.which("sbatch") is None:
         valid = "submit it from a login node, or leave out --slurm to run it here"
@@ -106,5 +106,5 @@ def submit(command: Sequence[str]) -> str:
     number = re.search(r"\d+", done.stdout)
     if done.returncode or number is None:
         problem = " ".join((done.stderr or done.stdout).split())[:300]
-        raise UserError(f"slurm: {shlex.join(command)} was refused: {problem}")
+        raise UserError(f"slurm: {shlex.join(command)} was rejected: {problem}")
     return number[0]

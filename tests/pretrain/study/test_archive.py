@@ -45,8 +45,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_reports_from_a_record_are_those_of_the_folder(folder, capsys, tmp_path):
-    assert main(["record", str(folder)]) == 0
     path = tmp_path / "results/s.json"
+    assert main(["record", str(folder)]) == 0
     assert capsys.readouterr().out == "wrote results/s.json\n"
     views = [build_view(study, load_results(study)) for study in (load_study(folder), read_archive(path))]
     assert sections(views[0]) == sections(views[1])

@@ -133,9 +133,7 @@ def test_a_study_is_written_and_submitted(file, capsys, monkeypatch, tmp_path):
         (TEXT.replace("steps: 5", "steps: 5, global_batch_tokens: 1000"), "1000 is not a multiple"),
     ],
 )
-def test_what_cannot_begin_is_said_before_anything_is_written(
-    file, capsys, monkeypatch, tmp_path, text, said, more
-):
+def test_what_cannot_begin_writes_nothing(file, capsys, monkeypatch, tmp_path, text, said, more):
     monkeypatch.setattr(run, "submit", lambda line: pytest.fail("submitted"))
     (tmp_path / "bad.json").write_text('{"zero_optimization": {"stage": 2, "contigous_gradients": true}}')
     (tmp_path / "far.yaml").write_text(text.replace("FOLDER", str(tmp_path)))
@@ -162,6 +160,7 @@ def test_damaged_files_of_a_run(file, capsys, tmp_path):
     (run / "config.yaml").write_text("- 1")
     assert main(["run", file, "--dry_run", "--out", "o"]) == 2
     assert "o/prism-s1/config.yaml" in capsys.readouterr().err
+    assert main(["task", file, "1", "--out", "o"]) == 2
 
 
 def test_a_task_writes_what_it_reads_and_says_how_many_ranks_share_its_batch(file, capsys, tmp_path):

@@ -121,9 +121,7 @@ def test_a_pilot_with_too_few_pairs(tmp_path, count):
     losses = {name: values[:count] for name, values in LOSSES.items()}
     pilot = planted(tmp_path / "pilot", losses=losses)
     pairs = 2 * count  # one of each variant, and so no spread
-    with pytest.raises(
-        UserError, match=f"with {pairs} finished pairs is not valid; .*two or more seeds finished"
-    ):
+    with pytest.raises(UserError, match=f"with {pairs} finished pairs is not valid; .*two or more seeds"):
         asked(pilot)
     assert "needed   5 seeds" in asked(pilot, sd=0.01)[1]
 

@@ -134,9 +134,8 @@ def test_flops_of_a_run_that_grows_are_those_of_its_heads_at_the_time():
 
 
 def test_curves_of_pilots_and_what_they_chose(tmp_path):
-    settings = {"steps": 80, "global_batch_tokens": 512}
     variants = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
-    values = {"settings": settings, "baseline": "uniform", "variants": variants, "pilot_seeds": [9]}
+    values = {"baseline": "uniform", "variants": variants, "pilot_seeds": [9]}
     values["tune"] = {"optimizer.learning_rate": [1e-3, 2e-3, 4e-3]}
     tried = [[1e-3, 4.1], [2e-3, 4.0], [4e-3, None]]
     tuned = {name: Tuned("optimizer.learning_rate", 2e-3, False, tried, [9]) for name in variants}
