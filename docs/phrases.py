@@ -49,7 +49,6 @@ PHRASES = {
 }
 ACCEPTED = {
     "benchmarks/conversion_memory.py": ["--worlds zero3"],  # a flag
-    "pretrain/plan/report.py": ["world    "],  # a line's label
     "pretrain/prepare/labelled.py": ["a file of its own"],  # written into meta.json
     "pretrain/prepare/make.py": ["a source of its own"],
     "tests/helpers/gpt2.py": ["Hello world"],

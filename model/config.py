@@ -94,7 +94,7 @@ class ModelConfig:
     positions: Positions = "rope"
     """rope rotates q and k (RoFormer, arXiv 2104.09864); learned adds an embedding of the position."""
     rope_base: Bases = 10000.0
-    """Base of the rotary wavelengths, of all layers or of each; null: the layer has no positions (NoPE).
+    """Base of the rotary wavelengths, of all layers or of each; null leaves a layer without positions (NoPE).
     Unused with learned positions. Not given by the Prism paper."""
     rotary_share: Shares = 1.0
     """Which share of a head's dims is rotated, from the first on, of all layers or of each (partial rotary:
@@ -114,7 +114,7 @@ class ModelConfig:
     product of what q reads, one a head (head) or one an element (element). Its weights begin as those of q,
     so that gates begin near a half, as the paper's do."""
     logit_softcap: PositiveFloat | None = None
-    """c: logits x of the LM head become c tanh(x / c) (Gemma 2, arXiv 2408.00118); None leaves them."""
+    """c: the LM head's logits x become c tanh(x / c) (Gemma 2, arXiv 2408.00118). None does not cap them."""
     z_loss: NonNegativeFloat = 0.0
     """Weight in the training loss of the mean of the squared log-sum-exp of the logits (PaLM, arXiv
     2204.02311); validation leaves it out."""
@@ -134,7 +134,7 @@ class ModelConfig:
     base_width: Size | None = None
     """d_model of the narrow model whose rates are used; with mup only."""
     classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
-    """Classes of a sequence classifier: its head, [classes, d], takes the place of the LM head. None: a
+    """Number of classes of a sequence classifier, whose head [classes, d] replaces the LM head. None is a
     language model."""
 
     def __post_init__(self) -> None:

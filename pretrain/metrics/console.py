@@ -122,7 +122,7 @@ class Console:
         return pace * (self.total_steps - self.step)
 
     def line(self) -> str:
-        """Return the newest values as one line of text, leaving out those that are not known."""
+        """Return the newest values as a line of text, leaving out those that are not known."""
         return SEPARATOR.join(self._figures().values())
 
     def _figures(self) -> dict[str, str]:

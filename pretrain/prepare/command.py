@@ -50,10 +50,10 @@ class PrepareOptions:
     out: str
     """corpus folder to write, such as data/NAME"""
     text: tuple[str, ...] = ()
-    """files, folders or globs, .gz, .bz2, .xz and .zst too"""
+    """files, folders or globs, also .gz, .bz2, .xz and .zst"""
     format: Literal["auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet"] | None = None
-    """of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, or
-    text, a document a file; lines: text, a document a line (default: auto)"""
+    """format of --text: text has a document per file, lines a document per line; jsonl (JSON Lines), json (a
+    JSON array), csv, tsv and parquet have one per record. auto goes by the file's suffix (default: auto)"""
     dataset: str | None = None
     """builtin (the running Python's standard library), a dataset on the Hugging Face hub, or a local folder
     that the datasets library reads"""
