@@ -128,6 +128,14 @@ The fields of `ModelConfig` are the settings of the section [architecture](setti
 """
 
 
+STUDY_SCHEMA = """Its output is [the JSON schema of study files](study.schema.json). An editor with a YAML
+language server checks a study file against it if the file begins with
+
+```yaml
+# yaml-language-server: $schema=study.schema.json
+```"""
+
+
 def write_reference(folder: Path) -> None:
     """Write the pages into *folder*; those that are up to date keep their time."""
     folder.mkdir(exist_ok=True)
@@ -292,6 +300,8 @@ def commands_page() -> str:
         for subcommand, printed in cli.help_texts(name).items():
             title = [f"### {name} {subcommand}", ""] if subcommand else []
             lines += [*title, "```text", printed.rstrip(), "```", ""]
+            if (name, subcommand) == ("study", "schema"):
+                lines += [STUDY_SCHEMA, ""]
     return "\n".join(lines)
 
 

@@ -63,6 +63,13 @@ def test_defaults_are_valid_yaml_of_the_same_value(settings):
     assert make_run(given) == RunConfig()
 
 
+def test_schemas_are_written_and_linked(tmp_path):
+    reference.write_reference(tmp_path)
+    for page, name in (("commands", "study.schema.json"), ("metrics", "metrics.schema.json")):
+        assert f"]({name})" in (tmp_path / f"{page}.md").read_text(encoding="utf-8")
+        assert json.loads((tmp_path / name).read_text(encoding="utf-8"))["type"] == "object"
+
+
 def test_flags_of_other_projects_are_listed():
     page = reference.flags_page()
     assert "| `adam_epsilon` | `--optimizer.eps` |" in page and "`hidden_size`, `n_embd`" in page
