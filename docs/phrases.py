@@ -49,6 +49,7 @@ PHRASES = {
 }
 ACCEPTED = {
     "benchmarks/conversion_memory.py": ["--worlds zero3"],  # a flag
+    "docs/huggingface.md": ["with its own engine"],
     "pretrain/prepare/labelled.py": ["a file of its own"],  # written into meta.json
     "pretrain/prepare/make.py": ["a source of its own"],
     "tests/helpers/gpt2.py": ["Hello world"],
