@@ -103,7 +103,7 @@ docs: setup
 release-check:
 	PYTHON=$(PYTHON) .ci/release-check
 
-# In an environment of its own, so that only what the project asks for is listed. Left out: the project
+# In a separate environment, so that only what the project asks for is listed. Left out: the project
 # itself, torch's build suffix (+cpu, +cu130), and the CUDA libraries, which torch pins and only some machines
 # have.
 constraints:

@@ -1,4 +1,4 @@
-"""Time of one training step by group of operators, each beside the least time that this machine allows for
+"""Time of one training step by group of operators, compared with the least time that this machine allows for
 it.
 
     python benchmarks/bounds.py [--shape small] [--kind llama] [--out FILE.json] [FLAGS of pretrain/main.py]

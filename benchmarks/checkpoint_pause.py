@@ -1,9 +1,9 @@
-"""How long a checkpoint stops the training: written at once, and beside the training.
+"""How long a checkpoint stops the training: written at once, and in the background.
 
     python benchmarks/checkpoint_pause.py [--model prism-tiny] [--rounds 5] [--stage 2]
 
 Both ways take turns on one engine in one process, each checkpoint followed by steps until it is finished.
-Pause: from the call to its return. Prints the table that stands in docs/log/costs.md.
+The pause is the time from the call to its return. Prints the table of docs/log/costs.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(one: OneTrainer, rounds: int) -> tuple[float, int, dict[str, list[tu
     engine, session = one.trainer.engine, one.session
     one.step()
     alone = statistics.median(one.seconds(one.step) for _ in range(5))
-    found: dict[str, list[tuple[float, float, float]]] = {"at once": [], "beside the training": []}
+    found: dict[str, list[tuple[float, float, float]]] = {"at once": [], "in the background": []}
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         tokenizer = Path(folder) / "tokenizer"
         tokenizer.mkdir()

@@ -3,7 +3,7 @@
     python benchmarks/conversion_memory.py       # the table of docs/log/memory.md, minutes on two cores
     python benchmarks/conversion_memory.py --model prism-354m --data data/mine --worlds zero3 zero3_tensor
 
-Every world trains one step of the model, saves, and is converted in a fresh process
+Each parallel configuration trains one step of the model, saves, and is converted in a new process
 (benchmarks/conversion_session.py).
 """
 
@@ -45,7 +45,7 @@ WORLDS = {
 
 
 def train(world: World, name: str, folder: Path, options: argparse.Namespace) -> Path:
-    """Train one step on the world's ranks; the run's folder."""
+    """Train one step on the ranks of a configuration; the run's folder."""
     values = {
         "config": "micro",
         "ds_config": f"ds_configs/zero{world.stage}.json",

@@ -5,12 +5,12 @@
 #   benchmarks/gpu.sh OUT --only PART    that part, also if it is done
 #   REHEARSE=1 benchmarks/gpu.sh OUT     the same commands on tiny shapes, here: without a GPU, ten minutes
 #
-# A part writes OUT/PART.log, its figures in OUT/PART.json and, when it ends well, OUT/PART.done, so an
-# interrupted call goes on; OUT/parts.jsonl has the status and the seconds of every try. A part whose Python
-# packages are missing says which. No network is needed: the text is the standard library of the interpreter.
-# PYTHON chooses that, DATA the folder of corpora, NANOGPT a checkout of nanoGPT. LIMIT=570 ends the call by
-# itself after so many seconds, where something else would end it: no part is begun that has less than a
-# minute, and one that is cut off says so.
+# A part writes OUT/PART.log, its results to OUT/PART.json and, when it ends well, OUT/PART.done, so an
+# interrupted call can be repeated; OUT/parts.jsonl has the status and the seconds of every try. A part whose
+# Python packages are missing names them. No network is needed: the text is the standard library of Python.
+# PYTHON chooses that, DATA the folder of corpora, NANOGPT a checkout of nanoGPT. LIMIT=570 ends the call
+# after that many seconds, before something else would: no part is begun that has less than a minute, and one
+# that is cut off reports it.
 set -u -o pipefail
 usage=$(sed -n '2,/^set/s/^# \{0,1\}//p' "$0")
 out=${1-} only=

@@ -1,4 +1,4 @@
-"""What growth costs: a check beside a step, and the seconds of an event.
+"""What growth costs: a check compared with a step, and the seconds of an event.
 
     python benchmarks/growth.py [--model prism-124m] [--micro_batch 1] [--every 100] [FLAGS of main.py]
 

@@ -1,4 +1,4 @@
-"""What benchmarks share: their parser and figures, ranks without a launcher, memory and time of this
+"""What benchmarks share: their parser and results, ranks without a launcher, memory and time of this
 process."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parser_of(
 
 
 def run_main(main: Callable[[], None]) -> NoReturn:
-    """Run a benchmark's *main* and end the process; bad input is one line, as of the commands."""
+    """Run a benchmark's *main* and end the process; bad input gives a one-line error, as in the commands."""
     sys.exit(run_command(lambda _: main(), None))
 
 
@@ -118,7 +118,7 @@ def run_ranks(
 
 
 def process_memory(field: str) -> int:
-    """A figure of /proc/self/status in bytes: VmRSS (resident), VmHWM (its peak), RssAnon (without mapped
+    """A value of /proc/self/status in bytes: VmRSS (resident), VmHWM (its peak), RssAnon (without mapped
     files)."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[field].split()[0]) * 1024

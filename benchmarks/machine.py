@@ -1,4 +1,4 @@
-"""This machine in a few lines, for the record beside other figures: device, versions, whether it can compile.
+"""Describes this machine, for the record next to results: device, versions, whether it can compile.
 
 python benchmarks/machine.py [--out FILE.json]
 """

@@ -111,7 +111,7 @@ class Case:
         )
 
     def measured(self, trace: bool = False, timeout: float = 300) -> list[dict[str, Any]]:
-        """Run it, and return what each rank says of itself (benchmarks/memory_session.py).
+        """Run it, and return what each rank measured (benchmarks/memory_session.py).
 
         Raises:
             RuntimeError: a rank failed; its last lines are in the message.

@@ -1,6 +1,6 @@
 """One rank of a short training session that measures its own memory; started by benchmarks/memory.py.
 
-Reads a JSON object from its argument and prints one. The figures are growth over what the process had before
+Reads a JSON object from its argument and prints one. The values are growth over what the process had before
 the model was built (interpreter, libraries and process group), in bytes:
 
 - ``peak``: of resident memory, as the kernel counts it (VmHWM); on CUDA ``torch.cuda.max_memory_allocated``;
@@ -88,7 +88,7 @@ def main(case: dict[str, Any]) -> dict[str, Any]:
     if case["trace"]:
         return {"allocated": _traced(torch, lambda: train(model, case["steps"]))}
     before = process_memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     train(model, case["steps"])
     return {"peak": process_memory("VmHWM") - before}
 

@@ -44,7 +44,7 @@ class OneTrainer:
     batches: BatchPrefetcher[Any]
 
     def step(self) -> None:
-        """One optimizer step. On a GPU its work goes on when this returns; see seconds."""
+        """One optimizer step. On a GPU its work continues after this returns; see seconds."""
         self.trainer._forward_backward(self.batches)
         self.trainer._count(True)
 

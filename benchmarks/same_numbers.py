@@ -5,7 +5,7 @@
     python benchmarks/same_numbers.py ../before --only growth    # those whose name holds the word
 
 Trains each configuration in both checkouts for three steps, continues it for three more, perhaps with other
-ranks, and compares all rows of metrics.jsonl but for times. Exit code 1 if one differs.
+ranks, and compares all rows of metrics.jsonl except times. The exit code is 1 if one differs.
 """
 
 from __future__ import annotations

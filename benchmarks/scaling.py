@@ -6,7 +6,7 @@
         --length 4096
 
 A sweep changes one thing of the model of --shape, whose layers follow its prism schedule. All points train
-the same number of tokens a step. A point is the trainer of pretrain/main.py in processes of its own, which
+the same number of tokens a step. A point is the trainer of pretrain/main.py in separate processes, which
 benchmarks/throughput_session.py runs; the points of a sweep take turns of a few steps, so that a machine
 whose speed drifts slows all of them. Medians of the rounds are compared with the sweep's first point. A flag
 without values leaves its sweep out.
@@ -130,7 +130,7 @@ class Group:
         self.ranks = [throughput.Contender(name, request, variables) for variables in ranks]
 
     def turn(self, steps: int) -> dict[str, Any]:
-        """Rank 0's figures of so many steps."""
+        """Rank 0's measurements of so many steps."""
         for rank in self.ranks:
             rank.ask(str(steps))
         answers = [rank.answer() for rank in self.ranks]
@@ -157,7 +157,7 @@ def started(points: dict[str, Point], options: argparse.Namespace) -> Iterator[d
 
 
 def measure(name: str, points: dict[str, Point], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The figures of a sweep's points."""
+    """The measurements of a sweep's points."""
     turns: dict[str, list[dict[str, Any]]] = {key: [] for key in points}
     with started(points, options) as groups:
         for number in range(options.rounds):

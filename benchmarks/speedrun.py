@@ -3,13 +3,13 @@
     python benchmarks/speedrun.py micro modern-micro --seeds 1 2 3 4 --out FILE.json --plot FILE.png
     python benchmarks/speedrun.py micro "micro --optimizer.kind muon --muon.learning_rate 0.01" --steps 600
 
-A recipe may carry flags of its own, in quotes; flags for all runs come last. The runs are those of a study
+A recipe may have its own flags, in quotes; flags for all runs come last. The runs are those of a study
 (docs/studies.md) in the folder --runs: recipe after recipe within each seed, so that all see the same
-machine. The same command with the same --runs goes on after a stop, trains nothing that is finished, and
-reads it anew for another target.
+machine. After a stop, the same command with the same --runs resumes; finished runs are not trained again, and
+are also read for another target.
 
 --target is a validation loss in nats per token (bits per byte where tokenizers differ); 'mean', the first
-recipe's mean final loss, which about half of its own runs do not reach; or 'own', its final loss with the
+recipe's mean final loss, which about half of its runs do not reach; or 'own', its final loss with the
 same seed. A run reaches it at its first validation at or below it, or, where there is one before, on the
 straight line between the two over tokens. A curve that flattens lies below such lines: validate often
 (--validation.every 50).
@@ -92,7 +92,7 @@ def speedrun(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__, MAIN_FLAGS, CommandParser)
     add = parser.add_argument
-    add("recipes", nargs="+", metavar="RECIPE", help="a recipe, or one with flags of its own in quotes")
+    add("recipes", nargs="+", metavar="RECIPE", help="a recipe, or one with flags, in quotes")
     add("--seeds", nargs="+", type=int, default=[1, 2, 3, 4], metavar="N", help="default: 1 2 3 4")
     add("--target", default="mean", metavar="LOSS", help="a loss, 'mean' (default) or 'own': see above")
     add("--runs", type=Path, metavar="FOLDER", help="of the runs (default: runs/speedrun-TIME)")
@@ -204,14 +204,15 @@ def cost(run: RunResult, loss: str, target: float) -> dict[str, float] | None:
 def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
     """Every figure, as written to --out; what is not known or not reached is None."""
     recipes: dict[str, Any] = {}
+    loss = "val_bpb" if view.measure == "val_bpb" else "val_loss"
     base: dict[str, Sample] = {}
     """Logarithms of the first recipe's costs."""
     for summary in view.summaries:
         runs: dict[int, dict[str, Any]] = {}
         for run in summary.finished:
             seed = run.planned.seed
-            reached = cost(run, view.loss, targets[seed])
-            curve = {"final_loss": summary.values[seed], "validations": validations(run, view.loss)}
+            reached = cost(run, loss, targets[seed])
+            curve = {"final_loss": summary.values[seed], "validations": validations(run, loss)}
             runs[seed] = {"reached": bool(reached), **(reached or dict.fromkeys(COSTS)), **curve}
         found: dict[str, Any] = {"runs": runs}
         for key in COSTS:
@@ -222,7 +223,7 @@ def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
         difference = _numbers(summary.differences)
         found["final_loss"] = {"mean": summary.values.mean, "count": len(runs), "difference": difference}
         recipes[summary.variant] = found
-    return {"loss": view.loss, "targets": dict(targets), "notes": view.caveats, "recipes": recipes}
+    return {"loss": loss, "targets": dict(targets), "notes": view.caveats, "recipes": recipes}
 
 
 def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:

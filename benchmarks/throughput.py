@@ -1,15 +1,15 @@
-"""Tokens per second of the whole training step: this trainer beside transformers' Llama and nanoGPT, taking
-turns.
+"""Tokens per second of the whole training step: this trainer compared with transformers' Llama and nanoGPT,
+which take turns.
 
     python benchmarks/throughput.py --nanogpt CHECKOUT          # the shape of docs/performance.md, here
     python benchmarks/throughput.py --shape 124m --out gpu.json # on a GPU: 124m, 354m, 757m
     python benchmarks/throughput.py --contenders prism uniform config7 --rounds 15
 
 A step is forward, backward, clipping and the optimizer's update on real text; this trainer's is that of
-pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a process of its
-own (benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps while
-the others are stopped, so that a machine whose speed drifts slows all of them; on a GPU, whose memory they
-would share, each round starts them anew. Beside them bare matrix products in the shapes of the model are
+pretrain/main.py, DeepSpeed engine, data, metrics and stop vote included. Every contender is a separate
+process (benchmarks/throughput_session.py). On a CPU all of them stay, and one at a time makes a few steps
+while the others are stopped, so that a machine whose speed drifts slows all of them; on a GPU, whose memory
+they would share, each round starts them again. Bare matrix products in the shapes of the model are also
 timed: the fastest is the limit that shares refer to.
 
 nanoGPT is not part of this project: give the folder of a checkout. What is compared with it is our model in
@@ -162,7 +162,7 @@ class Contender:
         """Send a line; answer returns what it says to it."""
         assert self.process.stdin is not None
         self.process.send_signal(signal.SIGCONT)
-        with contextlib.suppress(BrokenPipeError):  # it has ended; answer says so
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which answer reports
             self.process.stdin.write(f"{what}\n")
             self.process.stdin.flush()
 
@@ -248,12 +248,12 @@ def measure(
                     continue
                 try:
                     turn(number, name)
-                except Failed as error:  # out of memory, or a package is missing: the others go on
+                except Failed as error:  # out of memory, or a package is missing: the others continue
                     failed.add(name)
                     say(str(error))
                     resident.pop(name).end()
             yield {name: result for name, result in results.items() if result.seconds}, limit, failed
-    finally:  # also after Ctrl-C or a time limit: none may go on beside what comes next
+    finally:  # also after Ctrl-C or a time limit: none may run during what comes next
         for contender in resident.values():
             contender.end()
 

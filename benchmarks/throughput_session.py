@@ -29,7 +29,7 @@ LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIPPING = 3e-4, (0.9, 0.95), 0.1, 1.0
 
 
 def answer(**figures: Any) -> None:
-    """One line that the parent waits for."""
+    """Print a line that the parent waits for."""
     print(json.dumps({"throughput": figures}), flush=True)
 
 

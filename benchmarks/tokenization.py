@@ -2,7 +2,7 @@
 
     python benchmarks/tokenization.py --tokenizer gpt2    # seven minutes; writes benchmarks/tokenization.md
 
-measures throughput, and peak memory over a corpus ten times larger. The tokenizer may be a folder, too. It
+measures throughput, and peak memory over a corpus ten times larger. The tokenizer may also be a folder. It
 ends with status 1 if the command is slower than the faster of the two others, or takes much more memory for
 more text.
 

@@ -296,7 +296,7 @@ def main() -> None:
 
 
 def estimate(config: ModelConfig, tokens: int, flops: int, products: float, others: float) -> None:
-    """Print the time of a step and the MFU that follow, products beside their own traffic, all else after
+    """Print the time of a step and the MFU that follow, products during their own traffic, all else after
     them."""
     seconds = max(flops / PEAK_FLOPS, products / BANDWIDTH) + others / BANDWIDTH
     mfu = tokens * config.flops_per_token() / seconds / PEAK_FLOPS

@@ -6,7 +6,7 @@ Flash goes up to head dim 256 on a GPU; config-5 and config-7 have heads of 384.
 of those, so that all its logits are few, and plain products may win. Every way takes q, k and v of the same
 numbers and goes forward and back:
 
-torch        scaled_dot_product_attention, with the kernel that it takes by itself
+torch        scaled_dot_product_attention, with the kernel that it chooses
 flash, memory-efficient, cuDNN    its other kernels, one by one
 products N   batched products and a softmax, compiled, for the queries of N equal parts: each part leaves
              out the keys after its last query. It keeps the softmax for the backward pass.

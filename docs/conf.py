@@ -1,13 +1,15 @@
 """How Sphinx builds the documentation site: ``make docs``, into build/site/.
 
-The pages are those that one reads in the repository, at their places, so links hold in both. Added are a
-table of contents under the landing page, and docs/reference/, which docs/reference.py generates from the
-code.
+The pages are those that one reads in the repository, at their places, so links hold in both. The landing
+page is docs/index.md, with the table of contents from below. docs/reference.py generates docs/reference/ from
+the code.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,28 @@ from docs.reference import write_reference  # noqa: E402
 
 project = "head-schedules"
 author = copyright = "The head-schedules authors"
-version = release = importlib.metadata.version("head-schedules")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+version = importlib.metadata.version("head-schedules")
+
+
+def _find_release() -> str:
+    """The version, with the commit where that is not the one of the version's tag."""
+    described = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--tags"], capture_output=True, text=True
+    ).stdout.strip()
+    return version if described in ("", f"v{version}") else f"{version}+{described.rpartition('-g')[2]}"
+
+
+release = _find_release()
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinxcontrib.mermaid",
+]
+myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["mermaid"]
 include_patterns = [
     "README.md",
@@ -31,18 +53,29 @@ include_patterns = [
     "examples/README.md",
     "benchmarks/tokenization.md",
 ]
-root_doc = "README"
+root_doc = "docs/index"
 html_theme = "furo"
-html_title = "head-schedules"
-html_theme_options = {"navigation_with_keys": True}
+html_title = f"head-schedules {release}"  # on every page, so that readers see what it is about
+html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # text is output
 highlight_language = "none"
 myst_heading_anchors = 3
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
+autodoc_type_aliases = {"NonNegativeInt": "int", "NonNegativeFloat": "float"}  # without their ranges
+maximum_signature_line_length = 80
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
 CONTENTS = {
-    "Start": ["docs/tutorial", "docs/tutorial_study", "docs/configuration", "examples/README"],
+    "Start": [
+        "docs/tutorial",
+        "docs/tutorial_study",
+        "docs/tutorial_slurm",
+        "docs/configuration",
+        "examples/README",
+    ],
     "How to": [
         "docs/data",
         "docs/checkpoints",
@@ -52,12 +85,15 @@ CONTENTS = {
         "docs/diagnostics",
         "docs/classification",
         "docs/troubleshooting",
+        "docs/adding_an_architecture",
     ],
     "Reference": [
         "docs/reference/settings",
         "docs/reference/commands",
         "docs/reference/flags",
         "docs/reference/library",
+        "docs/reference/metrics",
+        "docs/reference/hardware",
         "docs/numbers",
         "docs/glossary",
     ],
@@ -75,33 +111,52 @@ CONTENTS = {
         "docs/architecture",
         "docs/decisions",
     ],
-    "Results": ["docs/results", "docs/log/README"],
-    "Project": ["docs/README", "AGENTS", "CONTRIBUTING", "CHANGELOG", "benchmarks/tokenization"],
+    "Results": ["docs/results"],
+    "Project": [
+        "docs/README",
+        "Readme <README>",
+        "CONTRIBUTING",
+        "AGENTS",
+        "CHANGELOG",
+        "benchmarks/tokenization",
+    ],
 }
+FILE_AS_TEXT = re.compile(r"\[[\w./-]+\.md\](\([\w./-]+\.md(?:#[\w-]+)?\))")
 
 
 def _toctree(caption: str, pages: list[str]) -> str:
-    return "\n".join(
-        ["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *map("/{}".format, pages), "```"]
-    )
+    entries = [re.sub(r"(<|^)(?=[\w/]+>?$)", r"\1/", page) for page in pages]
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```"])
 
 
-def _add_contents(app: Any, name: str, source: list[str]) -> None:
-    """Under the landing page, and under the log's, whose entries are in no other list."""
-    if name == "README":
+def _change_source(app: Any, name: str, source: list[str]) -> None:
+    """Add tables of contents, and give links whose text is the name of a file the title of its page.
+
+    The log is reached from the results and by search: it is in no other list than its own.
+    """
+    source[0] = FILE_AS_TEXT.sub(r"[]\1", source[0])
+    if name == root_doc:
         source[0] += "".join(_toctree(caption, pages) for caption, pages in CONTENTS.items())
     if name == "docs/log/README":
         entries = sorted(path.stem for path in (ROOT / "docs/log").glob("*.md") if path.stem != "README")
+        source[0] = "---\norphan: true\n---\n" + source[0]
         source[0] += _toctree("Log", [f"docs/log/{entry}" for entry in entries])
 
 
 def _begin_at_the_landing_page(app: Any, error: Exception | None) -> None:
-    leads = '<!doctype html><meta http-equiv="refresh" content="0; url=README.html">'
-    (Path(app.outdir) / "index.html").write_text(f'{leads}<a href="README.html">head-schedules</a>\n')
+    leads = '<!doctype html><meta http-equiv="refresh" content="0; url=docs/index.html">'
+    (Path(app.outdir) / "index.html").write_text(f'{leads}<a href="docs/index.html">head-schedules</a>\n')
+
+
+def _keep_colons(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon reads the text before a colon as a type, if it is in an attribute's first line."""
+    if what in ("attribute", "property"):
+        lines.insert(0, "")
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     write_reference(ROOT / "docs" / "reference")
-    app.connect("source-read", _add_contents)
+    app.connect("source-read", _change_source)
+    app.connect("autodoc-process-docstring", _keep_colons, priority=100)
     app.connect("build-finished", _begin_at_the_landing_page)

@@ -27,7 +27,6 @@ from pretrain.study.archive import read_archive  # noqa: E402
 from pretrain.study.formulas import read_contrasts  # noqa: E402
 from pretrain.study.report.pictures import DRAWN  # noqa: E402
 from pretrain.study.results import load_results  # noqa: E402
-from pretrain.study.statistics.effects import Estimate  # noqa: E402
 from pretrain.study.summaries import Contrasted, View, build_view  # noqa: E402
 from pretrain.utils.format import interval_text  # noqa: E402
 
@@ -63,10 +62,9 @@ def find_contrast(study: str, formula: str) -> Contrasted:
 def difference(study: str, formula: str) -> str:
     """A contrast with its 95 % interval, in the unit of the measure."""
     found = find_contrast(study, formula)
-    if found.fits:
-        return estimate(found.fits[0])
-    assert found.values.interval is not None, f"{study}: {formula} needs two pairs"
-    return interval(found.values.interval.mean, found.values.interval.low, found.values.interval.high)
+    estimate = found.fits[0] if found.fits else found.values.interval
+    assert estimate is not None, f"{study}: {formula} needs two pairs"
+    return interval(estimate.value, estimate.low, estimate.high)
 
 
 def adjusted_p(study: str, name: str) -> str:
@@ -107,17 +105,14 @@ def hours(study: str, _: str) -> str:
     return f"{sum(run.rows[-1]['seconds'] for run in view(study).results if run.rows) / 3600:.1f}"
 
 
-VALUES: dict[str, Callable[[str, str], str]] = {
-    each.__name__: each for each in (difference, adjusted_p, tokens, seeds, runs, hours)
-}
-
-
 def interval(value: float, low: float, high: float) -> str:
+    """As the page writes it."""
     return interval_text(value, low, high).replace("-", "−")
 
 
-def estimate(found: Estimate) -> str:
-    return interval(found.value, found.low, found.high)
+VALUES: dict[str, Callable[[str, str], str]] = {
+    each.__name__: each for each in (difference, adjusted_p, tokens, seeds, runs, hours)
+}
 
 
 def refresh(text: str) -> str:

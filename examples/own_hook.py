@@ -1,4 +1,4 @@
-"""Something of your own between training steps: a measurement, whose figures join those of the run.
+"""Your own code between training steps: a measurement whose values are logged with those of the run.
 
     python examples/own_hook.py
 

@@ -1,4 +1,4 @@
-"""A head schedule of your own in plain PyTorch: the network without the rest of this project.
+"""Your own head schedule in plain PyTorch: the network without the rest of this project.
 
 python examples/own_schedule.py
 """

@@ -1,4 +1,4 @@
-"""A study of your own: three orders of the same heads, two seeds each, and a report with paired intervals.
+"""Your own study: three orders of the same heads, two seeds each, and a report with paired intervals.
 
     python examples/own_study.py
 

@@ -2,7 +2,7 @@
 
     python examples/own_text.py [FILES OR FOLDERS OF TEXT …]
 
-Without arguments it takes Python's package email, whose files lie beside every Python.
+Without arguments it takes Python's package email, whose files come with every Python.
 """
 
 import email

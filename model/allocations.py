@@ -1,10 +1,10 @@
 """Named allocations of a layer's capacity over depth, at the budget of the uniform model.
 
 An allocation is written as ``NAME(MEAN)``, with parameters ``tapered(2048, start=1.25, end=0.75)``, where a
-schedule may be: as ``ffn_width``, and with head dims of its own as ``heads``. Its widths are multiples of
+schedule may be: as ``ffn_width``, and, where ``head_dim`` is set, as ``heads``. Its widths are multiples of
 *multiple*, and their sum is that of the uniform model wherever the multiple divides it, else the nearest. As
 ``block_width`` the mean is the width of the uniform model, and the parameters are equal, see block_widths.
-``permuted(tapered(2048), seed=1)`` is the same widths in a random order, the control of every shape.
+``permuted(tapered(2048), seed=1)`` has the same widths in a random order, as a control for any allocation.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ends(layers: int, share: float = 0.7) -> list[float]:
 
 def openelm(layers: int, start: float = 0.5, end: float = 4.0) -> list[float]:
     """Growing linearly from *start* to *end*: OpenELM's scaling of the feed-forward networks (arXiv
-    2404.14619), which has no equal budget of its own. For heads it has 0.5 to 1."""
+    2404.14619). The paper does not keep the budget equal. For heads it uses 0.5 to 1."""
     last = max(1, layers - 1)
     return _scale_to_mean([start + (end - start) * layer / last for layer in range(layers)])
 

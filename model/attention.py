@@ -24,8 +24,8 @@ from model.process_grid import ProcessGrid
 from model.rotary import Table, rotate, rotate_spans
 
 Kernel = Literal["torch", "blocks"]
-"""What computes attention: torch's kernels, or model/block_attention.py, but for documents that are kept
-apart."""
+"""The implementation of attention: torch's kernels, or model/block_attention.py. Packed documents that are
+kept apart always use torch's."""
 
 
 BLOCK_ROWS = 64
@@ -252,13 +252,13 @@ def attend(heads: Heads, scale: float | None, window: int | None, attention: Ker
     Args:
         scale: factor on the logits; None is 1/sqrt(d_h).
         window: how many positions a query sees, its own included; None is all up to its own. The mask says
-            so, too.
+            must agree with it.
         attention: what computes it.
     """
     if heads.offsets is not None:
         return varlen_attention(heads.query, heads.key, heads.value, heads.offsets, scale, window)
     # [B, h, rows, d_h], as SDPA expects it
-    query, key, value = (part.transpose(1, 2) for part in heads[:3])
+    query, key, value = (part.transpose(1, 2) for part in (heads.query, heads.key, heads.value))
     mask, groups = heads.mask, query.shape[1] // key.shape[1]
     in_blocks = attention == "blocks" and (mask is None or mask.ndim == 2)
     masked_or_wide = mask is not None or not flash_supports(query.dtype.itemsize, query.shape[-1])
@@ -378,8 +378,8 @@ def _attend_gathered(
 def block_mask(
     rows: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """What a block of queries sees of as many keys before it as it may, and of itself; to be added to the
-    logits."""
+    """The causal mask of a block of queries over as many earlier keys as they may see, and their own; to be
+    added to the logits."""
     before = length if window is None else min(length, window // 8 * 8 + 16)
     with torch.inference_mode(False):  # training saves it
         seen = visibility_mask((before, before + rows), (0, before + rows), window, device)

@@ -1,9 +1,9 @@
 """Causal attention by batched products, a block of queries at a time: the fast form in bf16 on a CPU.
 
-torch's flash kernel for CPUs multiplies small tiles; batched products reach the rate of large ones. What is
-hidden from a block of queries is left out, but for its last square. The backward pass makes the softmax
-again, so that what is kept is q, k and v, as with flash. Logits and shares are rounded to the inputs' dtype,
-where flash keeps fp32; sums over keys are made in fp32 by either. docs/log/speed.md has the times,
+torch's flash kernel for CPUs multiplies small tiles; batched products reach the rate of large ones. Keys that
+are hidden from a block of queries are skipped, except in its last square. The backward pass recomputes the
+softmax, so that only q, k and v are kept, as with flash. Logits and attention weights are rounded to the
+inputs' dtype, where flash keeps fp32; both sum over keys in fp32. docs/log/speed.md has the times,
 tests/model/test_block_attention.py the errors.
 
 Both passes are operators of torch, so that torch.compile takes them as they are.
@@ -76,7 +76,7 @@ def _backward(
     for heads in _chunks(query, key):
         parts = []
         key_sum, value_sum = (torch.empty_like(key[heads], dtype=wide) for _ in range(2))
-        # The last block first, whose keys go on to the end: the sums begin with what it gives.
+        # The last block comes first: its keys reach to the end, so its terms initialize the sums.
         for rows, keys in reversed(list(_blocks(query.shape[1], key.shape[1], window))):
             # Products copy what is not dense, each for itself; so copy it once.
             q, part = scaled[heads, rows].contiguous(), gradient[heads, rows].contiguous()

@@ -38,7 +38,7 @@ def gather(tensor: Tensor, group: Any) -> Tensor:
     """[...] -> [r, ...], without gradients: row i is rank i's tensor."""
     tensor = tensor.contiguous()
     result = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
-    # gloo needs the output as a concatenation along the first dimension; NCCL accepts that, too.
+    # gloo needs the output as a concatenation along the first dimension; NCCL also accepts that.
     dist.all_gather_into_tensor(result.view(-1), tensor.view(-1), group=group)
     return result
 

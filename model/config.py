@@ -60,8 +60,8 @@ class ModelConfig:
     d_model: Size
     """d: width of the embeddings, of the LM head and, without block_width, of the residual stream."""
     heads: Schedule
-    """The head schedule, one query-head count per layer; its length is the number of layers. 0: the layer has
-    no attention."""
+    """The head schedule, one query-head count per layer; its length is the number of layers. 0 leaves a layer
+    without attention."""
     ffn_width: FeedForwardWidths
     """Inner width of the feed-forward network: of every layer, or a width per layer, 0 where a layer has
     none; or an allocation by name, such as tapered(1024) (model/allocations.py)."""
@@ -92,9 +92,9 @@ class ModelConfig:
     ffn_bias: bool = False
     """Whether the feed-forward projections have biases."""
     positions: Positions = "rope"
-    """rope: rotate q and k (RoFormer, arXiv 2104.09864); learned: add an embedding of the position."""
+    """rope rotates q and k (RoFormer, arXiv 2104.09864); learned adds an embedding of the position."""
     rope_base: Bases = 10000.0
-    """Base of the rotary wavelengths, of all layers or of each; null: the layer has no positions (NoPE).
+    """Base of the rotary wavelengths, of all layers or of each; null leaves a layer without positions (NoPE).
     Unused with learned positions. Not given by the Prism paper."""
     rotary_share: Shares = 1.0
     """Which share of a head's dims is rotated, from the first on, of all layers or of each (partial rotary:
@@ -114,7 +114,7 @@ class ModelConfig:
     product of what q reads, one a head (head) or one an element (element). Its weights begin as those of q,
     so that gates begin near a half, as the paper's do."""
     logit_softcap: PositiveFloat | None = None
-    """c: logits x of the LM head become c tanh(x / c) (Gemma 2, arXiv 2408.00118); None leaves them."""
+    """c: the LM head's logits x become c tanh(x / c) (Gemma 2, arXiv 2408.00118). None does not cap them."""
     z_loss: NonNegativeFloat = 0.0
     """Weight in the training loss of the mean of the squared log-sum-exp of the logits (PaLM, arXiv
     2204.02311); validation leaves it out."""
@@ -127,14 +127,14 @@ class ModelConfig:
     """Standard deviation of the weights at the start; residual projections get init_std / sqrt(n), with n the
     number of them, 2L where every layer has attention and a feed-forward network."""
     parametrization: Parametrization = "standard"
-    """mup: a learning rate found at base_width suits every width (arXiv 2203.03466, table 8): matrices of the
-    blocks begin with init_std / sqrt(m) and learn at a lower rate (pretrain/optim/groups.py), and logits are
-    divided by m, with m = d_model / base_width. At m = 1 it is the same as standard. The matrices of a layer
-    with a block_width of its own have m = block_width / base_width."""
+    """With mup, a learning rate found at base_width suits every width (arXiv 2203.03466, table 8). With m =
+    d_model / base_width (in a layer with a block_width, block_width / base_width), the blocks' matrices begin
+    with init_std / sqrt(m) and learn at a lower rate (pretrain/optim/groups.py), and logits are divided by m.
+    At m = 1 it equals standard."""
     base_width: Size | None = None
     """d_model of the narrow model whose rates are used; with mup only."""
     classes: Annotated[int, Field(ge=2, le=LARGEST_SIZE)] | None = None
-    """Classes of a sequence classifier: its head, [classes, d], takes the place of the LM head. None: a
+    """Number of classes of a sequence classifier, whose head [classes, d] replaces the LM head. None is a
     language model."""
 
     def __post_init__(self) -> None:
@@ -315,7 +315,7 @@ class ModelConfig:
 
     @property
     def residual_writes(self) -> int:
-        """How many parts write into the residual stream: 2L but for parts that layers lack."""
+        """Number of modules that write into the residual stream: 2L less those that layers lack."""
         return len(self.attention_layers) + sum(width > 0 for width in self.ffn_widths)
 
     def layer_kv_heads(self, layer: int) -> int:
@@ -447,7 +447,7 @@ class ModelConfig:
     # ------------------------------------------------------------------ other forms
 
     def summary(self) -> str:
-        """The model in one line: parameters, layers, heads, what else its layers differ in, widths."""
+        """A one-line summary: parameters, layers, heads, whatever else differs between layers, widths."""
         parts = [f"{self.num_parameters():,} parameters", f"{self.num_layers} layers"]
         parts.append(f"heads {format_heads(self.heads)} {draw_heads(self.heads)}")
         if self.classes is not None:
@@ -489,7 +489,7 @@ class ModelConfig:
         return ModelConfig.from_json({**self.to_json(), **changes})
 
     def difference(self, other: ModelConfig) -> list[str]:
-        """One line ``field: value != other's value`` for every field that differs, in field order."""
+        """A line ``field: value != other's value`` for every field that differs, in field order."""
         pairs = [(item.name, getattr(self, item.name), getattr(other, item.name)) for item in fields(self)]
         return [f"{name}: {_show(own)} != {_show(its)}" for name, own, its in pairs if own != its]
 

@@ -31,11 +31,11 @@ def zigzag(index: int, ranks: int, length: int) -> list[Span]:
 def check_context_parallel(
     config: ModelConfig, context_parallel: int, tensor_parallel: int = 1, *, sequence_parallel: bool = False
 ) -> None:
-    """Refuse a degree c that the model cannot be trained with.
+    """Reject a degree c that the model cannot be trained with.
 
     Raises:
-        UserError: context_length is no multiple of 2c (with sequence parallelism of c t, too); or the model
-            is a classifier.
+        UserError: context_length is not a multiple of 2c (with sequence parallelism, of 2c and c t); or the
+            model is a classifier.
     """
     if type(context_parallel) is not int or context_parallel < 1:
         raise UserError(f"context_parallel: {context_parallel!r} is not valid; give a positive integer")

@@ -1,7 +1,7 @@
 """Declared data: pydantic dataclasses whose types and ranges are checked however an object is made.
 
 ``declared`` makes one; ``from_dict`` reads one from what JSON or YAML held; ``explain_error`` is the single
-place that turns pydantic's ValidationError into the one line that a user sees.
+place that turns pydantic's ValidationError into the one-line error that a user sees.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def declared(section: str = "", frozen: bool = True) -> Callable[[type[C]], type
 
     Args:
         section: the name under which users know the object, the beginning of its fields' names in messages.
-        frozen: whether its fields stay as they are; if not, an assignment is checked, too.
+        frozen: whether its fields are read-only; if not, an assignment is also checked.
     """
 
     def decorate(cls: type[C]) -> type[C]:
@@ -72,7 +72,7 @@ def from_dict(kind: type[C], values: Any, where: str = "", section: str = "") ->
         section: what the fields belong to; comes before their names.
 
     Raises:
-        UserError: the first value that the declaration does not admit, in one line.
+        UserError: the first value that the declaration does not admit.
     """
     try:
         # As JSON, in which a list may be a tuple and a mapping an object, and nothing else is converted.

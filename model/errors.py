@@ -1,4 +1,4 @@
-"""UserError, the exception for bad input, and what its line is made of."""
+"""UserError, the exception for bad input, and functions that format its message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEAR = 0.75
 
 
 class UserError(ValueError):
-    """Bad input: ``str(error)`` is one line naming the field, the value and what would be valid.
+    """Bad input: ``str(error)`` is a one-line message with the field, the value and what would be valid.
 
     Commands catch it, print ``error: <line>`` and end with exit code 2, without a traceback. The middle of a
     line that quotes a very long value is left out.

@@ -31,8 +31,8 @@ def parse_heads(text: str) -> HeadSchedule:
 
 
 def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
-    """Read a schedule of integers as ``parse_heads`` does; ``null`` is a layer without a value, and an
-    allocation with its number of layers, such as tapered(8, layers=12), is one, too.
+    """Read a schedule of integers as ``parse_heads`` does. ``null`` stands for a layer without a value. An
+    allocation that gives the number of layers, such as tapered(8, layers=12), is also accepted.
 
     Args:
         name: of the field, which begins the messages.

@@ -57,7 +57,7 @@ def lm_head_cross_entropy(
 
     Returns:
         A scalar, computed in fp32 (fp64 for fp64); 0 if no token counts. It equals model.loss.cross_entropy
-        of the logits but for rounding: gradients are summed chunk by chunk, in fp32.
+        of the logits up to rounding: gradients are summed chunk by chunk, in fp32.
     """
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _LMHeadCrossEntropy.apply(

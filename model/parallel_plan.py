@@ -1,6 +1,6 @@
 """Plans tensor parallelism layer by layer: groups of ranks and form of the exchange. Needs no torch.
 
-Models and sizes that do not fit are refused here, before anything is allocated.
+Models and sizes that do not fit are rejected here, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _cannot_split(
 
 
 def check_world(world_size: int, tensor_parallel: int, context_parallel: int = 1) -> None:
-    """Refuse degrees that do not divide the number of ranks, naming those that do."""
+    """Reject degrees that do not divide the number of ranks, naming those that do."""
     if type(tensor_parallel) is not int or tensor_parallel < 1 or world_size % tensor_parallel:
         valid = ", ".join(str(t) for t in range(1, world_size + 1) if world_size % t == 0)
         raise UserError(
@@ -69,7 +69,7 @@ def check_world(world_size: int, tensor_parallel: int, context_parallel: int = 1
 def check_tensor_parallel(
     config: ModelConfig, tensor_parallel: int, *, sequence_parallel: bool = False
 ) -> None:
-    """Refuse a degree t that does not divide a width of the model, naming the nearest that divide all.
+    """Reject a degree t that does not divide a width of the model, naming the nearest that divide all.
 
     Raises:
         UserError: t divides not every layer's attention width A_l, key/value width and ffn_width; or, with
@@ -118,7 +118,7 @@ def head_group_sizes(config: ModelConfig, tensor_parallel: int) -> set[int]:
 def check_split(
     config: ModelConfig, tensor_parallel: int, micro_batch: int, context_parallel: int = 1
 ) -> None:
-    """Refuse a micro-batch that some layer's ranks can split in neither form; UserError names the valid
+    """Reject a micro-batch that some layer's ranks can split in neither form; UserError names the valid
     ones."""
     multiple = split_multiple(config, tensor_parallel, context_parallel)
     if micro_batch % multiple == 0:

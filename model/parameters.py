@@ -50,7 +50,7 @@ class ParameterSpec:
     """The dimension that tensor parallelism cuts; None: every rank has all of it."""
     vocabulary: bool
     """Whether dimension 0 is the padded vocabulary, whose number of zero rows at the end depends on the
-    world."""
+    tensor-parallel degree."""
 
     @property
     def numel(self) -> int:
@@ -137,8 +137,8 @@ def is_hidden(role: ParameterRole) -> bool:
 
 
 def takes_muon(role: ParameterRole) -> bool:
-    """Whether Muon steps a parameter, in a run with Muon: the matrices of the blocks but for the gates of
-    heads, a row a head, which AdamW steps."""
+    """Whether a run with Muon updates a parameter with it: all matrices of the blocks except the gates of
+    heads (one row per head), which AdamW updates."""
     return is_hidden(role) and role.part != "head_gate"
 
 

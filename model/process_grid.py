@@ -34,12 +34,11 @@ class ProcessGrid:
     """Number of batches that are read at a time (1 at t = c = 1, where the grid does not know: ask
     torch.distributed)."""
     data_rank: int = 0
-    """Which of these batches this rank works on."""
+    """Index of the batch that this rank works on."""
     tensor_group: Any = None
     """Process group of the ranks that share a copy of the model; None at t = 1."""
     data_group: Any = None
-    """Process group of the ranks with the same tensor_rank and context_rank; None, the whole world, at t = c
-    = 1."""
+    """Process group of the ranks with the same tensor_rank and context_rank; None (all) at t = c = 1."""
     context_parallel: int = 1
     """c: number of ranks that share the positions of a batch."""
     context_rank: int = 0
@@ -48,7 +47,7 @@ class ProcessGrid:
     """Process group of the ranks with the same data_rank and tensor_rank; None at c = 1."""
     replica_group: Any = None
     """Process group of the ranks that hold the same part of the model, data x context, over which ZeRO
-    partitions; None, the whole world, at t = 1."""
+    partitions; None, all ranks, at t = 1."""
     context_groups: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)
     """Number g of neighbours in the context group -> process group of those that exchange heads with this
     rank, and of the c / g ranks that gather keys with it (model/context_plan.py)."""

@@ -113,7 +113,7 @@ def rotate(heads: Tensor, table: Table) -> Tensor:
 
 
 def rotate_plainly(heads: Tensor, table: Table) -> Tensor:
-    """What rotate computes, as its formula reads."""
+    """The formula of rotate, written out."""
     cosines, sines = table
     first, second = heads.chunk(2, dim=-1)  # each [B, T, h, d_h / 2]
     rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
@@ -121,7 +121,7 @@ def rotate_plainly(heads: Tensor, table: Table) -> Tensor:
 
 
 def rotate_by_swapping(heads: Tensor, table: Table) -> Tensor:
-    """What rotate_plainly computes, to the bit, without joining halves: x·cos + swapped(x)·(∓sin).
+    """Bit-identical to rotate_plainly, without concatenating halves: x·cos + swapped(x)·(∓sin).
 
     For GPUs: triton can then write the gradients of q and k to where those of a fused product are expected;
     else they would be copied. Compiled for a CPU it is up to five times as slow where half a head is less

@@ -72,23 +72,44 @@ def _to_rates(name: str, most: float, absent: bool) -> Callable[[Any], float | t
 
 AS_LIST = PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value)
 LARGEST_BASE = 1e12
-Bases = Annotated[
-    float | tuple[float | None, ...], PlainValidator(_to_rates("rope_base", LARGEST_BASE, True)), AS_LIST
-]
-Shares = Annotated[
-    float | tuple[float | None, ...], PlainValidator(_to_rates("rotary_share", 1, False)), AS_LIST
-]
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
+Base = Annotated[float, Field(gt=0, le=LARGEST_BASE)]
+Share = Annotated[float, Field(gt=0, le=1)]
+# What may be written is not what is kept; the JSON schema has the former.
+Bases = Annotated[
+    float | tuple[float | None, ...],
+    PlainValidator(
+        _to_rates("rope_base", LARGEST_BASE, True), json_schema_input_type=Base | list[Base | None] | str
+    ),
+    AS_LIST,
+]
+Shares = Annotated[
+    float | tuple[float | None, ...],
+    PlainValidator(_to_rates("rotary_share", 1, False), json_schema_input_type=Share | list[Share] | str),
+    AS_LIST,
+]
 Schedule = Annotated[
-    tuple[Count, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=MOST_LAYERS)
+    tuple[Count, ...],
+    BeforeValidator(_to_tuple, json_schema_input_type=list[Count] | str),
+    Field(min_length=1, max_length=MOST_LAYERS),
 ]
 """One value per layer; 0 where the layer has no such part."""
-FeedForwardWidths = Annotated[int | tuple[int, ...], PlainValidator(_to_widths("ffn_width", 0)), AS_LIST]
+FeedForwardWidths = Annotated[
+    int | tuple[int, ...],
+    PlainValidator(_to_widths("ffn_width", 0), json_schema_input_type=Count | list[Count] | str),
+    AS_LIST,
+]
 """One width for all layers, or one per layer."""
-BlockWidths = Annotated[int | tuple[int, ...], PlainValidator(_to_widths("block_width", 1)), AS_LIST]
+BlockWidths = Annotated[
+    int | tuple[int, ...],
+    PlainValidator(_to_widths("block_width", 1), json_schema_input_type=Size | list[Size] | str),
+    AS_LIST,
+]
 """As FeedForwardWidths; every layer has some."""
-Windows = Annotated[tuple[Size | None, ...], BeforeValidator(_to_tuple)]
+Windows = Annotated[
+    tuple[Size | None, ...], BeforeValidator(_to_tuple, json_schema_input_type=list[Size | None] | str)
+]
 SCHEDULES = (
     "heads",
     "kv_heads",

@@ -165,8 +165,8 @@ class Transformer(nn.Module):
 
         document_offsets int32 [documents + 1]: where documents begin when the B rows are laid end to end,
         then B·T. Each row begins a document. No position then attends to another document, and positions
-        count from 0 in each of them: the logits are those of every document run by itself. None: each row is
-        one document.
+        count from 0 in each of them: the logits are those of separate forward passes, one per document. None
+        means that each row is one document.
         """
         length = tokens.shape[1]
         if length > self.config.context_length:

@@ -49,7 +49,7 @@ _PLACES = {
 
 
 def _find_own_files() -> None:
-    """Let no file of the user's stand in for the package ``model`` beside this one, or for a library.
+    """Keep files of the user from shadowing the package ``model`` next to this one, or a library.
 
     ``python -m`` puts the current folder first on the path: a model.py or yaml.py there would be imported.
     """

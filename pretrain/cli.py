@@ -22,7 +22,7 @@ from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
 
 PROGRAM = "head-schedules"
-TRAIN = "train a model, or go on with a run, on one process"
+TRAIN = "train a model, or resume a run, on one process"
 COMPLETION = "print a script for the shell's completion"
 SHELLS = {
     "bash": f"{PROGRAM} completion bash > ~/.local/share/bash-completion/completions/{PROGRAM}",
@@ -34,13 +34,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "diagnose": ("pretrain.diagnostics.command", "attention and more of runs, by layer"),
     "growth": ("pretrain.growth.__main__", "what grew, and what each head is worth"),
     "plot": ("pretrain.plots.command", "curves of runs, side by side"),
-    "presets": ("pretrain.presets", "the models that there are, and pictures of them"),
+    "presets": ("pretrain.presets", "the available models, and pictures of them"),
     "prepare": ("pretrain.prepare.command", "a corpus from your text, or from the hub"),
     "plan": ("pretrain.plan.command", "memory, communication and time of a run"),
     "generate": ("pretrain.generate", "continue a text with a trained model"),
     "study": ("pretrain.study.command", "variants over seeds: run, report, how many"),
 }
-"""Module with a ``main`` and description of each command beside train."""
+"""Module with a ``main`` and description of each command except train."""
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w.]*")
 WORDS = re.compile(r"^    ([a-z]\w*)  ", re.MULTILINE)
 """Subcommands, as argparse lists them."""
@@ -100,7 +100,7 @@ def _train(arguments: list[str]) -> NoReturn:
 def completion(shell: str) -> str:
     """A script that completes commands, their subcommands and their flags; files elsewhere.
 
-    It holds the names that there are now: print it anew after an update.
+    It holds the names that exist now: print it again after an update.
     """
     names = ["train", *COMMANDS, "completion"]
     cases = [f"    {name}) words={_quote_words(_words(name))} ;;" for name in names if name != "completion"]

@@ -36,11 +36,11 @@ class ConvertOptions:
     step: NonNegativeInt | None = None
     """which checkpoint (default: the newest valid one)"""
     format: Literal["auto", "native", "llama", "qwen3"] = "auto"
-    """native: our architecture, shipped as remote code; llama, qwen3: plain LlamaForCausalLM or
-    Qwen3ForCausalLM, zero-padded where layers differ; auto: plain Llama, Qwen2, Qwen3, Mistral, SmolLM3 or
-    GPT-2 for models that are one, else native"""
+    """native writes this project's architecture with its code; llama and qwen3 write LlamaForCausalLM and
+    Qwen3ForCausalLM, zero-padded where layers differ; auto chooses transformers' Llama, Qwen2, Qwen3,
+    Mistral, SmolLM3 or GPT-2 if it fits without padding, else native"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of the weights: float32, bfloat16 or float16"""
+    """dtype of the weights: float32, bfloat16 or float16"""
     fold: bool = False
     """put the divisor of a model in mup into the weights of its LM head, for programs that do not read
     logit_scale; the LM head must not be the token embedding"""

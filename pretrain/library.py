@@ -1,4 +1,4 @@
-"""Training from a program of one's own; ``pretrain`` hands these names on.
+"""Training from your own Python program; ``pretrain`` exports these names.
 
     from pretrain import recipe, train
 
@@ -13,6 +13,7 @@ checkpoints, metrics and what is printed are the same, and calling it again cont
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ from pretrain.run.process_state import (
     preserve_torch,
 )
 from pretrain.runtime.command import INTERRUPTED
-from pretrain.runtime.environment import check_environment
+from pretrain.runtime.environment import check_environment, environment_rank
 from pretrain.runtime.signals import StopListener, Stopped
+from pretrain.utils.format import log_line, print_lines
 
 if TYPE_CHECKING:
     from pretrain.run.hooks import Hook
@@ -136,6 +138,7 @@ def train_to_end(
     arguments: list[str],
     hooks: Iterable[Callable[[Session], Hook]] = (),
     process_ends: bool = True,
+    verbose: bool = False,
 ) -> None:
     """Train to the last step of *run*, and print what is done. Collective.
 
@@ -144,12 +147,15 @@ def train_to_end(
         arguments: of a command that would continue the run.
         hooks: see train.
         process_ends: whether the process ends after this. Else the engine is let go, and threads are ended.
+        verbose: print all opening lines.
 
     Raises:
         UserError: as open_run and Trainer.fit.
         Stopped: *listener* was asked to stop; what was trained is saved.
     """
     with listener.raising():
+        if environment_rank() == 0 and "deepspeed" not in sys.modules:
+            print_lines(log_line("start", "loading PyTorch and DeepSpeed, which takes some seconds"))
         # DeepSpeed's own calls; nothing a user of this program could change.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
         from pretrain.engine.deepspeed_logging import quiet_deepspeed
@@ -158,7 +164,7 @@ def train_to_end(
         from pretrain.assembly.open_run import FinishedRun, open_run
         from pretrain.report import describe_closing, describe_finished
 
-    with open_run(run, ds_config, listener, hooks) as opened:
+    with open_run(run, ds_config, listener, hooks, verbose=verbose) as opened:
         world = opened.session.world
         if isinstance(opened, FinishedRun):
             if world.is_main:

@@ -3,7 +3,7 @@
     deepspeed pretrain/main.py --ds_config ds_configs/zero2.json [--config RECIPE] [--FIELD VALUE …]
     deepspeed --module pretrain.main …          # from any folder; for one process also pretrain-train …
 
-Every rank runs this file. Bad input ends with one line on rank 0 and exit code 2.
+Every rank runs this file. Bad input ends with a one-line error on rank 0 and exit code 2.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: list[str], listener: StopListener, rank: int) -> None:
                 print(run.to_recipe(), end="")
             return
         check_start(run)
-    train_to_end(run, ds_config, listener, arguments)
+    train_to_end(run, ds_config, listener, arguments, verbose=command.verbose)
 
 
 def start() -> NoReturn:

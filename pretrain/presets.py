@@ -211,8 +211,8 @@ def plan_table(found: ParallelPlan) -> str:
 
 
 def context_table(config: ModelConfig, context_parallel: int, dtype: str) -> str:
-    """What each layer's context ranks do and send, beside other methods, as an aligned table in MiB per rank
-    and sequence; neighbouring layers that are alike together."""
+    """What each layer's context ranks do and send, compared with other methods, as an aligned table in MiB
+    per rank and sequence; equal neighbouring layers share a row."""
     c, size = context_parallel, DTYPE_BYTES[dtype]
     plan = plan_context_parallel(config, c, dtype=dtype)
     try:

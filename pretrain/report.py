@@ -1,11 +1,12 @@
-"""The lines that a run prints: at the start, what it is going to do; at the end, what it did."""
+"""The lines that a run prints: its plan at the start, its results at the end."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from model.attention import flash_supports
 from model.errors import UserError
@@ -13,24 +14,32 @@ from pretrain.data.corpus import Corpus
 from pretrain.engine.layout import weights_are_finite
 from pretrain.metrics.file import FILE_NAME
 from pretrain.plan.context_parallel import describe_forms
+from pretrain.run.decisions import Decision
 from pretrain.run.hooks import Hook
 from pretrain.run.session import Session
 from pretrain.runtime.collective_guard import run_guarded
 from pretrain.runtime.environment import continue_command
 from pretrain.runtime.hardware import describe_device
 from pretrain.runtime.signals import Stopped
-from pretrain.utils.format import log_line
+from pretrain.utils.format import human_seconds, log_line
 from pretrain.utils.stdio import note_errors
 
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
 
+MODULES = {"convert": "pretrain.convert", "evaluate": "pretrain.evaluation"}
+GRAPH_SECONDS = 10
+"""What compiling one graph takes, forward and backward: 9 s of processor time on two CPU cores."""
 FUSED = {"all": "q, k, v; gate, up; LM head and loss", "loss": "LM head and loss", "none": "nothing"}
 
 
 def describe_opening(
-    session: Session, hooks: Sequence[Hook], resumed_from: Path | None, notes: Sequence[str]
+    session: Session,
+    hooks: Sequence[Hook],
+    resumed_from: Path | None,
+    notes: Sequence[str],
+    verbose: bool = False,
 ) -> list[str]:
     """Lines about the run, its data and its devices, printed before the first step. For rank 0; not
     collective.
@@ -38,24 +47,28 @@ def describe_opening(
     Args:
         resumed_from: the checkpoint that the session continues from.
         notes: what the user should know, a line each.
+        verbose: with the reasons of decisions.json, the sources of the text, and how often it is read.
     """
     run, model, batch, world = session.run, session.model_config, session.batch, session.world
     decisions, settings = session.decisions, session.decisions.settings
-    where = f"{world.size} rank{'s' if world.size > 1 else ''}, each on {describe_device(world.device)}"
+    where = f"{world.size}, on {describe_device(world.device)}{' each' if world.size > 1 else ''}"
     if world.tensor_parallel * world.context_parallel > 1:
         where += f"; {world.tensor_parallel} tensor-parallel x "
         where += f"{world.context_parallel} context-parallel x " if world.context_parallel > 1 else ""
         where += f"{world.data_parallel} data-parallel"
     degrees = world.context_parallel, world.tensor_parallel
+
+    def why(decision: Decision[Any]) -> str:
+        return f" ({decision.reason})" if verbose else ""
+
     lines: list[tuple[str, object]] = [
         ("run", run.folder),
-        ("world", where),
-        ("engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value} ({decisions.dtype.reason})"),
-        ("compile", _describe_compiling(session)),
+        ("ranks", where),
+        ("engine", f"ZeRO stage {settings.stage}; {decisions.dtype.value}{why(decisions.dtype)}"),
         (
             "kernels",
-            f"attention: {_attention_line(session)} ({decisions.attention.reason}); "
-            f"fused: {_describe_fused(session)} ({decisions.fused.reason})",
+            f"attention: {_attention_line(session)}{why(decisions.attention)}; "
+            f"fused: {_describe_fused(session)}{why(decisions.fused)}",
         ),
         ("model", f"{run.model}: {model.summary()}"),
         *(("data", line) for line in session.sequences.describe().splitlines()),
@@ -64,17 +77,19 @@ def describe_opening(
             if run.document_mask
             else []
         ),
-        *(("source", _source(corpus)) for corpus, _ in session.data.corpora),
+        *(("source", _source(corpus)) for corpus, _ in session.data.corpora if verbose),
         (
             "steps",
-            f"{run.steps:,} of {session.tokens_per_step:,} tokens = {batch.sequences} sequences "
-            f"({batch.micro_batch} a micro-batch x {batch.accumulation} accumulated x "
-            f"{batch.data_parallel} ranks; {decisions.batch.reason})",
+            f"{run.steps:,} of {session.tokens_per_step:,} tokens: micro-batch {batch.micro_batch} x "
+            f"accumulation {batch.accumulation} x data-parallel {batch.data_parallel}{why(decisions.batch)}",
         ),
         *([("context", describe_forms(model, *degrees))] if degrees[0] > 1 else []),
-        *(("epochs", line) for line in _epochs(session)),
+        *(("epochs", line) for line in _epochs(session, verbose)),
     ]
     last: list[tuple[str, object]] = [("note", note) for note in notes]
+    if not verbose:
+        last.append(("details", "decisions.json gives the reason for each choice; --verbose prints it"))
+    last.append(("compile", _describe_compiling(session, verbose)))
     if resumed_from:
         seen = f"step {session.state.step:,}, {session.state.sequences:,} sequences seen"
         last.insert(0, ("resume", f"from {resumed_from} ({seen})"))
@@ -85,11 +100,22 @@ def describe_opening(
     ]
 
 
-def _describe_compiling(session: Session) -> str:
-    found = session.decisions.compile
+def _describe_compiling(session: Session, verbose: bool) -> str:
+    """Whether the model is compiled, or why not, and how long that takes."""
+    found, model = session.decisions.compile, session.model_config
     if not found.value:
         return f"no ({found.reason})"
-    return f"yes ({found.reason}); the first step may take a minute or more"
+    layers = range(model.num_layers)
+    sizes = (model.heads.__getitem__, model.layer_kv_heads, model.layer_head_dim, model.layer_window)
+    widths = (model.layer_ffn_width, model.layer_width)
+    shapes = len({tuple(of(layer) for of in (*sizes, *widths)) for layer in layers})
+    about = human_seconds(GRAPH_SECONDS * (shapes + 2))
+    reason = f" ({found.reason})" if verbose else ""
+    return (
+        f"yes{reason}: the first step compiles {shapes} block shape{'s' if shapes > 1 else ''}, the final "
+        f"norm and the loss, which takes about {about} on an idle machine, or some seconds from torch's "
+        "cache; the first validation compiles them again"
+    )
 
 
 def _describe_fused(session: Session) -> str:
@@ -111,14 +137,16 @@ def _attention_line(session: Session) -> str:
     return decisions.attention.value
 
 
-def _epochs(session: Session) -> list[str]:
-    """How often all steps of the run, those already done included, read each of its corpora."""
+def _epochs(session: Session, verbose: bool) -> list[str]:
+    """How often all steps of the run, those already done included, read each of its corpora; if not
+    *verbose*, of those only that are read more than once."""
     state, sequences = session.state, session.sequences
     total_sequences = state.sequences + max(0, session.run.steps - state.step) * session.batch.sequences
     lines = []
     for corpus, epochs in zip(sequences.corpora, sequences.epochs(total_sequences), strict=True):
         again = "; beyond one, the same text is trained on again" if epochs > 1 else ""
-        lines.append(f"{corpus.name} is read {epochs:.3g} times in {session.run.steps:,} steps{again}")
+        if again or verbose:
+            lines.append(f"{corpus.name} is read {epochs:.3g} times in {session.run.steps:,} steps{again}")
     return lines
 
 
@@ -134,8 +162,10 @@ def _source(corpus: Corpus) -> str:
     )
 
 
-def _python(module: str, *arguments: str) -> str:
-    return shlex.join(["python", "-m", module, *arguments])
+def _command(name: str, *arguments: str) -> str:
+    """A line of the shell that starts a command of the project, installed or from a checkout."""
+    program = ["head-schedules", name] if shutil.which("head-schedules") else ["python", "-m", MODULES[name]]
+    return shlex.join([*program, *arguments])
 
 
 def describe_finished(session: Session, arguments: list[str]) -> list[str]:
@@ -144,7 +174,7 @@ def describe_finished(session: Session, arguments: list[str]) -> list[str]:
     more = continue_command(arguments, 2 * step)
     return [
         *_curves(session, again=False),
-        f"{folder} is already finished at step {step:,}" + (f"; to go on: {more}" if more else ""),
+        f"{folder} is already finished at step {step:,}" + (f"; to continue: {more}" if more else ""),
     ]
 
 
@@ -160,10 +190,13 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     """
     session, run, state = trainer.session, trainer.run, trainer.state
     world, listener = session.world, trainer.control.listener
+    skipped = f"; {state.skipped} updates skipped" if state.skipped else ""
     lines = [
-        log_line("finished", f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s")
-        + (f"; {state.skipped} updates skipped" if state.skipped else "")
-        + f"; {trainer.data_share:.2%} of this session's training time spent waiting for data"
+        log_line(
+            "finished",
+            f"{state.step:,} steps, {state.tokens:,} tokens in {state.seconds:,.0f} s{skipped}; "
+            f"{trainer.data_share:.2%} of this session's training time spent waiting for data",
+        )
     ]
     assert listener is not None
     try:
@@ -186,8 +219,8 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     )
     commands: dict[str, str] = {}
     if session.data.is_text:
-        commands["convert"] = _python("pretrain.convert", str(run.folder), "--out", f"hf/{run.run_name}")
-        commands["evaluate"] = _python("pretrain.evaluation", str(run.folder), "--tasks", "hellaswag,piqa")
+        commands["convert"] = _command("convert", str(run.folder), "--out", f"hf/{run.run_name}")
+        commands["evaluate"] = _command("evaluate", str(run.folder), "--tasks", "hellaswag,piqa")
     if more := continue_command(arguments, 2 * run.steps):
         commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]

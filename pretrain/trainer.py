@@ -44,7 +44,7 @@ class Trainer:
         engine: DeepSpeed's, which holds the model as the last session left it.
         store: the run's checkpoints.
         hooks: in the order in which they are called.
-        metrics: where figures and messages go.
+        metrics: where values and messages go.
         control: passes requests to stop.
     """
 
@@ -154,8 +154,8 @@ class Trainer:
         return HashCheck(corpora if seen.index(seen[world.rank]) == world.rank else [], self.run.folder)
 
     def _save_and_change(self, stop: Stopped | None, due: bool) -> None:
-        """Begin a checkpoint if one is *due*, asked for or needed; then go on with the model that a hook
-        asked for."""
+        """Begin a checkpoint if one is *due*, requested or needed; then continue with the model that a hook
+        requested."""
         changed = self._next_model is not None
         if stop or changed or due:
             self._save(asked=bool(stop) or changed)
@@ -163,7 +163,7 @@ class Trainer:
             self._change_model()
 
     def _change_model(self) -> None:
-        """Go on with the model that a hook asked for, from the checkpoint of this step.
+        """Continue with the model that a hook requested, from the checkpoint of this step.
 
         A session that is killed at any moment of it finds that checkpoint, and does the same.
         """
@@ -190,7 +190,7 @@ class Trainer:
             self.engine.train()
 
     def _before_step(self) -> dict[str, Any]:
-        """Call the hooks before the next step, and return their figures."""
+        """Call the hooks before the next step, and return their values."""
         figures: dict[str, Any] = {}
         with self.metrics.pause():
             for hook in self.hooks:
@@ -224,7 +224,7 @@ class Trainer:
         return total / accumulation
 
     def _count(self, applied: bool) -> None:
-        """Advance the state by one attempted step. Data and learning rate go on even if the update was
+        """Advance the state by one attempted step. Data and learning rate advance even if the update was
         skipped."""
         state = self.state
         state.step += 1
@@ -235,7 +235,7 @@ class Trainer:
         state.spikes += self.guard.reason is not None
 
     def _note(self, losses: Tensor, rates: dict[str, float], hook_figures: dict[str, Any]) -> None:
-        """Note the step's figures for metrics.jsonl; nothing is read from the device."""
+        """Note the step's values for metrics.jsonl; nothing is read from the device."""
         state, guard = self.state, self.guard
         row = {"tokens": state.tokens, "skipped": state.skipped}
         row |= {f"lr/{name}": rate for name, rate in rates.items()} | hook_figures

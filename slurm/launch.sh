@@ -10,8 +10,8 @@
 #   MOUNTS=              more folders for a pyxis container to see, /data:/data,/scratch:/scratch
 #   INTERFACE=           the network interface that reaches the other nodes, such as ib0, if there are several
 #   FAILURES=3           requeue so many times in a row, at most, without a new checkpoint
-#   JOB_FILES=           the folder of the job's own files, which all nodes must see: by default .slurm beside
-#                        the job's log
+#   JOB_FILES=           the folder of the job's own files, which all nodes must see: by default .slurm in the
+#                        folder of the job's log
 #   SLURM=0              without SLURM: run on this machine, with the deepspeed launcher
 # --dry_run among the arguments prints what would run, and runs nothing.
 #
@@ -57,8 +57,9 @@ activate() {
     fi
 }
 
-# The address that the other nodes reach the first one by. Not always its name: NodeAddr may differ.
-first_address() { # of a node alone nothing but itself can reach
+# The address that the other nodes reach the first one by. Not always its name: NodeAddr may differ. The
+# loopback address on a single node.
+first_address() {
     [ "${SLURM_JOB_NUM_NODES:-2}" -gt 1 ] || { echo 127.0.0.1; return; }
     local first
     first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -122,8 +123,8 @@ record() { # a field of the job's record
     sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_record" | head -n 1
 }
 
-# Set files to the folder of the job's own files, and make it. Beside the log, since that must be on a file
-# system that all nodes share; the repository may be read-only.
+# Set files to the folder of the job's own files, and make it. It is next to the log, since that must be on a
+# file system that all nodes share; the repository may be read-only.
 make_job_files() {
     local log
     log=$(readlink "/proc/$$/fd/1")
@@ -298,10 +299,10 @@ launch() {
     else
         echo "job $(job_name): $how; requeued, to continue automatically"
     fi
-    # SLURM requeues a cancelled job, too, if it is asked to.
+    # SLURM also requeues a cancelled job, if it is asked to.
     end_if_cancelled
     scontrol requeue "$(job_name)"
-    # SLURM ends this shell; a job that may not be requeued (--no-requeue) ends by itself.
+    # SLURM ends this shell; a job that may not be requeued (--no-requeue) ends here.
     sleep 30
     exit "$status"
 }

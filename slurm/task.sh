@@ -3,7 +3,7 @@
 #
 #   srun bash slurm/task.sh SCRIPT [ARGUMENT …]        (slurm/launch.sh does)
 export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_NTASKS" LOCAL_RANK="$SLURM_LOCALID"
-# "4(x2),3" is four tasks on each of two nodes and three on the next; this node's figure is at its position.
+# "4(x2),3" is four tasks on each of two nodes and three on the next; this node's number is at its position.
 LOCAL_WORLD_SIZE=$(
     node=0
     IFS=,

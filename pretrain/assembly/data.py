@@ -23,7 +23,7 @@ def open_data(run: RunConfig, report: Callable[[object], None], world: World | N
 
     Args:
         report: receives progress to print.
-        world: with it the call is collective.
+        world: the ranks of a session; if given, the call is collective.
 
     Raises:
         UserError: a folder that is not a corpus, another tokenizer than the run's, weights that are not

@@ -19,7 +19,7 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
     """The hooks of a session, whose modules are imported where they are asked for. Collective.
 
     Args:
-        own: the user's; each is called with the session and gives a hook.
+        own: the user's hook classes or functions; each is called with the session and returns a hook.
 
     Raises:
         UserError: settings that a hook cannot act by, or a record of the checkpoint that no hook reads.

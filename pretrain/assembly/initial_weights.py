@@ -106,7 +106,7 @@ def begin_from(run: RunConfig, asked: ModelConfig, tokenizer: Tokenizer, world: 
             raise UserError(f"init_from: {error}") from None
         opened.append(source)
         model = asked
-        if run.growth.active:  # as a run of fixed heads that goes on with growth
+        if run.growth.active:  # as a run of fixed heads that continues with growth
             model, _ = choose_models(asked, TrainingState(model=source.model.to_json()))
         problems = misfits(source.model, model)
         if difference := tokenizer_difference(source.tokenizer, tokenizer):
@@ -152,7 +152,7 @@ def misfits(source: ModelConfig, model: ModelConfig) -> list[str]:
     if source.classes is not None and model.classes is None:
         problems.append("classes: a classifier's weights have no LM head")
     if model.tie_embeddings and not source.tie_embeddings:
-        problems.append("tie_embeddings: true, and the weights have an LM head of their own")
+        problems.append("tie_embeddings: true, and the weights have a separate LM head")
     if source.num_layers != model.num_layers:
         return [*problems, f"heads: {model.num_layers} layers, and the weights have {source.num_layers}"]
     for layer in range(model.num_layers):
@@ -197,8 +197,8 @@ def _is_enlarged(spec: ParameterSpec, stored: ParameterSpec) -> bool:
 def fit_parameters(source: Source, model: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of *model*: the source's, and the seed's initial values where it has none.
 
-    The outputs of heads that are added are zero, so that the network computes what it did; an LM head that
-    was the token embedding begins as that.
+    The outputs of added heads are zero, so that the network's function does not change. A new untied LM head
+    begins as a copy of the token embedding.
 
     Raises:
         UserError: a weight of the source is not finite.

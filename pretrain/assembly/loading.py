@@ -38,7 +38,7 @@ class Found:
     """None: the run begins."""
     state: TrainingState
     notes: list[str]
-    """What the user should know of it, a line each."""
+    """Notes for the user about it, one per line."""
     begin: Callable[[], Path] | None = None
     """See Loading."""
 
@@ -137,7 +137,7 @@ def plan_loading(
     tokenizer: Tokenizer,
     world: World,
 ) -> Loading:
-    """Check that a session may go on from a checkpoint, and say how. Collective.
+    """Check that a session may continue from a checkpoint, and plan how. Collective.
 
     Args:
         state: what next_state returned.

@@ -47,17 +47,19 @@ def open_run(
     listener: StopListener,
     hooks: Iterable[MakeHook] = (),
     load_finished: bool = False,
+    verbose: bool = False,
 ) -> Iterator[Trainer | FinishedRun]:
-    """Join the ranks, and make everything that training *run* takes. Inside the block no other job can use
+    """Join the ranks, and make everything that training *run* needs. Inside the block no other job can use
     the run's folder. Collective.
 
-    A run that has all its steps is opened without a model, and its folder does not change; unless
-    *load_finished*.
+    A run that has all its steps is opened without a model, and its folder does not change, unless
+    *load_finished* is set.
 
     Args:
         ds_config: what read_ds_config returned.
         listener: may be asked to stop at any time.
         hooks: of the user's own, after those of the settings.
+        verbose: print all opening lines.
 
     Raises:
         UserError: anything in the configuration or the run folder that cannot be used, nodes that differ, a
@@ -114,10 +116,10 @@ def open_run(
             return
         if world.is_main:
             world.print_rank_zero(
-                *describe_opening(session, all_hooks, loading.folder, [*notes, *loading.notes])
+                *describe_opening(session, all_hooks, loading.folder, [*notes, *loading.notes], verbose)
             )
         decided = decisions.to_dict()
-        metrics = held.enter_context(build_metrics(run, world, state.step, model_config, decided))
+        metrics = held.enter_context(build_metrics(run, world, state.step, model_config, decided, verbose))
         watchdog = held.enter_context(start_watchdog(run, world))
         prepare_run_folder(run, data, decisions, world)
         merged = decisions.ds_config.value

@@ -25,7 +25,7 @@ from pretrain.utils.files import refuse_other_kind
 
 
 def check_start(run: RunConfig) -> None:
-    """Refuse a run that could not begin on this machine, in this launch.
+    """Reject a run that could not begin on this machine, in this launch.
 
     Raises:
         UserError: see read_environment and check_threads; a corpus that does not exist, to train or to
@@ -68,7 +68,7 @@ def check_start(run: RunConfig) -> None:
 
 
 def check_source(run: RunConfig) -> None:
-    """Refuse ``init_from`` of a run that has not begun where there are no weights to begin with.
+    """Reject ``init_from`` of a run that has not begun where there are no weights to begin with.
 
     Raises:
         UserError: no such folder, a run without that checkpoint, the run itself.
@@ -92,7 +92,7 @@ def check_source(run: RunConfig) -> None:
 
 
 def check_settings(run: RunConfig) -> None:
-    """Refuse settings that do not fit each other; data, ranks and machine are not looked at.
+    """Reject settings that do not fit each other; data, ranks and machine are not looked at.
 
     Raises:
         UserError: see RunConfig.build_model_config, check_tensor_parallel, check_context_parallel and
@@ -134,7 +134,7 @@ def _check_corpus(folder: str, field: str) -> None:
 
 
 def _check_data_root(root: Path) -> None:
-    """Refuse a folder into which a built-in corpus cannot be written, unless it already holds one."""
+    """Reject a folder into which a built-in corpus cannot be written, unless it already holds one."""
     if root.is_dir() and any(root.glob("*-*/meta.json")):
         return
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())

@@ -27,7 +27,7 @@ def checkpoint_steps(run_folder: Path) -> list[int]:
         # scandir tells folders from files as they were listed. Checking each of them afterwards would miss
         # those that a run has pruned meanwhile: every checkpoint of a run that keeps only one.
         with os.scandir(_checkpoints_folder(run_folder)) as entries:
-            # A link that leads nowhere counts, too: opening it says what is wrong.
+            # A broken link also counts: opening it reports what is wrong.
             folders = [e.name for e in entries if e.is_dir(follow_symlinks=False) or e.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into an engine, bit for bit, whatever engine wrote it.
+"""Loads a checkpoint into an engine, bit-identically, whatever engine wrote it.
 
 Data-parallel and tensor-parallel ranks, ZeRO stage, offloading, dtype and optimizer groups may differ. Every
 rank reads its own pieces of the parameters straight from the checkpoint's files and writes them into its

@@ -73,7 +73,7 @@ class Source(Protocol):
         """Updates that Adam has applied to it."""
 
     def check(self, part: int, parts: int) -> None:
-        """Check that every file has the tensors, of the size, that it is to have; nothing is read but sizes.
+        """Check that every file has the expected tensors with the expected sizes; only sizes are read.
 
         Args:
             part: which of *parts* equal shares of the files to check (each rank checks its own).
@@ -99,7 +99,7 @@ class ShardedFiles:
     Args:
         folder: the checkpoint's TENSORS_FOLDER.
         specs: the parameters of the checkpoint's model.
-        world: what state.json says of the ranks that wrote it, if it does.
+        world: the parallel configuration that wrote it, if state.json has it.
 
     Raises:
         UserError: a file is missing, or the index is damaged or of another model.

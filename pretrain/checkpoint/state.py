@@ -29,7 +29,7 @@ class Record:
 
     values: dict[str, Any] = field(default_factory=dict)
     needed: bool = False
-    """Whether the run cannot go on without the hook. One that is not needed is carried on without it."""
+    """Whether the run cannot continue without the hook. The record of one that is not needed is kept."""
 
 
 @declared("data")
@@ -115,7 +115,7 @@ class TrainingState:
     skipped: NonNegativeInt = 0
     """Updates skipped for a non-finite loss or gradient."""
     skipped_in_a_row: NonNegativeInt = 0
-    """The same, since the last applied update."""
+    """Updates skipped since the last applied one."""
     spikes: NonNegativeInt = 0
     """Updates skipped for a loss or gradient norm out of line; part of skipped."""
     recent: dict[Literal["losses", "norms"], list[float]] = field(default_factory=dict)
@@ -134,14 +134,14 @@ class TrainingState:
     origin: str = ""
     """Where they come from, as far as it is known: the run with its step, or the folder's name."""
     run: Annotated[dict[str, Any], AfterValidator(_check_readable)] = field(default_factory=dict)
-    """The RunConfig, what was asked; empty for a model that was made elsewhere."""
+    """The requested RunConfig; empty for a model that was made elsewhere."""
     decided: Decided | None = None
-    """What followed from it; None for a model that was made elsewhere."""
+    """The decisions derived from it; None for a model that was made elsewhere."""
     model: dict[str, Any] = field(default_factory=dict)
     """The ModelConfig."""
     data: DataIdentity = field(default_factory=DataIdentity)
     world: WorldRecord | None = None
-    """The world that wrote it; None for a checkpoint that no engine wrote."""
+    """The parallel configuration that wrote it; None for a checkpoint that no engine wrote."""
 
     def record(self, name: str) -> dict[str, Any]:
         """What the hook *name* has noted; empty if nothing."""

@@ -123,7 +123,7 @@ class RankWriter:
 
     Args:
         background: only copy the tensors to the host's memory here, and write them in a thread while the
-            training goes on. Needs as much memory as the file takes.
+            training continues. Needs as much memory as the file takes.
 
     Attributes:
         written: the manifest's entry by the file's name, once it is written.

@@ -90,9 +90,9 @@ def read_classes(corpus: Corpus) -> list[str]:
 
 
 class LabelledSequences:
-    """The endless stream of training examples of a run, shuffled anew each epoch.
+    """The endless stream of training examples of a run, reshuffled each epoch.
 
-    As TrainingSequences, and like there the order depends on the seed and the sequence number alone.
+    As for TrainingSequences, the order depends only on the seed and the sequence number.
 
     Raises UserError for more than one corpus, and for one without labels.
     """
@@ -123,7 +123,7 @@ class LabelledSequences:
         return self.examples.rows(numbers, self.context_length)
 
     def describe(self) -> str:
-        """One line: name, classes, examples, and how many are longer than the context."""
+        """A one-line summary: name, classes, examples, and how many are longer than the context."""
         corpus, stream = self.corpora[0], self.examples.stream
         longer = int(
             (np.diff(stream.ends_of(0, stream.num_documents), prepend=0) > self.context_length).sum()

@@ -59,8 +59,8 @@ class Example(NamedTuple):
 def read_examples(
     path: Path, text_column: str | None = None, label_column: str | None = None
 ) -> list[Example]:
-    """The examples of a file, in order. Its ending says what it is; ``.gz``, ``.bz2``, ``.xz`` and ``.zst``
-    are decompressed.
+    """The examples of a file, in order. The suffix determines its format; ``.gz``, ``.bz2``, ``.xz`` and
+    ``.zst`` are decompressed.
 
     A TSV file begins with the names of its columns, and quotes mean nothing in it. JSON Lines are objects.
     FASTA has the columns ``sequence`` and ``label``, the last word of a sequence's header, where spaces and

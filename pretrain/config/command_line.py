@@ -37,6 +37,8 @@ class CommandLine:
     """Draw the learning rates into this file instead of training."""
     print_config: bool = False
     """Print the run as a recipe instead of training."""
+    verbose: bool = False
+    """Print all opening lines."""
 
 
 def parse_command_line(arguments: list[str]) -> CommandLine:
@@ -49,7 +51,8 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
     given = vars(_build_parser().parse_args(arguments))
     flags = {name: _flag_value(name, given[name]) for name in FLAGS if given[name] is not None}
     run = make_run(load_recipe(given["config"]).merge(flatten(flags, "the flags")))
-    return CommandLine(run, find_ds_config(given["ds_config"]), given["plot_lr"], given["print_config"])
+    programs = {name: given[name] for name in ("plot_lr", "print_config", "verbose")}
+    return CommandLine(run, find_ds_config(given["ds_config"]), **programs)
 
 
 def _flag_value(name: str, text: str) -> Any:
@@ -83,7 +86,7 @@ def _build_parser() -> CommandParser:
     parser.add_argument(
         "--config",
         help="Recipe: a name from pretrain/recipes or a YAML file. Without it, the recipe "
-        f"{DEFAULT_RECIPE}; a file of your own takes nothing from {DEFAULT_RECIPE}.",
+        f"{DEFAULT_RECIPE}; your own file takes nothing from {DEFAULT_RECIPE}.",
     )
     parser.add_argument(
         "--print_config",
@@ -97,6 +100,12 @@ def _build_parser() -> CommandParser:
     )
     parser.add_argument(
         "--plot_lr", metavar="FILE", help="Draw every group's learning rate over the run into FILE, and stop."
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="Also print the reason for each automatic choice, the source of the text and how MFU is "
+        "computed. The run is the same with and without this flag.",
     )
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # passed by the launcher; ignored
     helps = documentation(RunConfig)
@@ -123,8 +132,8 @@ class CommandParser(argparse.ArgumentParser):
     """Arguments whose value may be an empty text."""
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """The values of an argument, as argparse reads them; empty texts, and bytes that are no text, are
-        refused."""
+        """The values of an argument, as argparse reads them; empty texts, and bytes that are not text, are
+        rejected."""
         name = max(action.option_strings, key=len, default=action.dest)
         for text in arg_strings if action.nargs not in (argparse.PARSER, argparse.REMAINDER) else ():
             if not text.strip() and action.dest not in self.may_be_empty:

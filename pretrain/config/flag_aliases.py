@@ -42,7 +42,7 @@ MEANT = (
     ("num_train_epochs epochs", "--steps, the length of the run"),
     ("output_dir save out_dir", "--runs_dir (of all runs) and --name (of this one)"),
     ("report_to use_wandb", "--logging.wandb"),
-    ("resume_from_checkpoint load", "--resume; the same command continues a run by itself"),
+    ("resume_from_checkpoint load", "--resume; the same command resumes a run automatically"),
     ("rope_theta rotary_base", "--architecture.rope_base"),
     ("run_name", "--name"),
     ("save_interval save_steps", "--checkpoint.every"),

@@ -35,39 +35,40 @@ class GrowthConfig:
     """
 
     criterion: Literal["none", "incrt", "gradient", "random", "schedule"] = "none"
-    """What asks for a head. none: the heads stay as they are. incrt: the largest eigenvalue of a layer's
-    residual directional energy exceeds a threshold. gradient: at every check the layer where a new head would
-    have the largest gradient. random: at every check a layer by chance. schedule: given steps and head
-    counts."""
+    """When a head is added. none keeps the heads fixed. incrt adds one where the largest eigenvalue of a
+    layer's residual directional energy exceeds a threshold. gradient adds one at every check, to the layer
+    where a new head would have the largest gradient; random adds it to a random layer. schedule follows given
+    steps and head counts."""
     start: PositiveInt = 1
     """Heads of every layer at step 0."""
     maximum: PositiveInt | None = None
     """Most heads of a layer; the largest head count of the model's own schedule when not given."""
     budget: PositiveInt | None = None
     """Most heads of all layers together; no limit when not given. Where several layers grow at once and it is
-    too small for all, those that ask most (incrt) or come first get theirs."""
+    too small for all, those furthest above their threshold (incrt) or the lowest layers come first."""
     head_dim: PositiveInt | None = None
     """Width of every head; the smallest of the model's own schedule when not given."""
     interval: PositiveFloat = 0.02
-    """Steps (or fraction of the run, and 24 steps at least; gradient: 60) between two checks."""
+    """Steps between two checks, or a fraction of the run, then at least 24 steps (60 for gradient)."""
     until: PositiveFloat = 0.9
-    """Step (or fraction of the run) of the last check: a head added at the very end learns nothing."""
+    """Step (or fraction of the run) of the last check. A head added at the very end would learn nothing."""
     new_heads: Literal["captured", "random"] = "captured"
-    """q and k of a new head: along the direction that was found and its partner, or drawn as at step 0."""
+    """Weights of q and k in a new head: captured aligns them with the direction that was found and its
+    partner, random draws them as at step 0."""
     calibration: PositiveInt = 4
     """Checks from which a layer's thresholds are taken. Decisions begin with the last of them; with
     grow_above incrt decides from the first check on."""
     grow_share: PositiveFloat = 0.1
-    """incrt: a layer grows above this share of the median of its residual energy over the calibration."""
+    """For incrt, a layer grows above this share of its median residual energy during calibration."""
     prune_share: ShareBelowOne = 0.01
-    """incrt: a head is pruned below this share of the threshold for growth; 0 prunes none."""
+    """For incrt, a head is pruned below this share of the threshold for growth; 0 prunes none."""
     grow_above: PositiveFloat | None = None
-    """incrt: threshold of growth for all layers, in place of grow_share."""
+    """For incrt, threshold of growth for all layers, in place of grow_share."""
     prune_below: NonNegativeFloat | None = None
-    """incrt: threshold of pruning for all heads, in place of prune_share; the layer's threshold for growth at
-    most."""
+    """For incrt, threshold of pruning for all heads, in place of prune_share; at most the layer's threshold
+    for growth."""
     dwell: NonNegativeInt = 1
-    """incrt: checks that a layer waits after it has grown or was pruned."""
+    """For incrt, number of checks that a layer waits after it has grown or was pruned."""
     patience: PositiveInt = 5
     """Checks in a row in which a head must be below the threshold before it is pruned."""
     average: ShareBelowOne = 0.5
@@ -138,7 +139,7 @@ class GrowthConfig:
 
 
 def check_head_dim(head_dim: int, tensor_parallel: int) -> None:
-    """Refuse heads whose width t does not divide: then it would not divide every head count's width."""
+    """Reject heads whose width t does not divide: then it would not divide every head count's width."""
     if head_dim % tensor_parallel:
         raise UserError(
             f"growth.head_dim: {head_dim} is not a multiple of tensor_parallel {tensor_parallel}, which "

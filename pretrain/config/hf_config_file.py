@@ -410,7 +410,7 @@ def _build_model(given: Any, chosen: Format) -> ModelConfig:
 
 
 def _check_logit_scale(given: float | None, model: ModelConfig) -> None:
-    """Refuse a factor on the logits that is not the one of our network."""
+    """Reject a factor on the logits that is not the one of our network."""
     ours = 1 / model.width_ratio
     if given is not None and not math.isclose(given, ours, rel_tol=1e-6):
         raise UserError(
@@ -466,7 +466,7 @@ def _shorten_schedules(model: ModelConfig) -> ModelConfig:
 
 
 def _check_rotary_tables(model: ModelConfig) -> None:
-    """Refuse a context for which more memory would be taken than there is."""
+    """Reject a context for which more memory would be taken than there is."""
     if model.positions == "rope":
         dims = [dims for dims, _ in model.rotary_kinds]
         # Cosines and sines in fp32, half a head each, and the angles while they are made.

@@ -67,8 +67,8 @@ class LearningRateRule:
     ramp: NonNegativeFloat = 0.0
     """Length over which the factor then returns to 1, in equal steps; 0 is at once."""
     release: Literal["hold", "maturity"] = "hold"
-    """hold: after the hold. maturity: when the lower half of the layers has settled
-    (diagnostics/maturity.py)."""
+    """When the rule ends: hold ends it after the hold, maturity when the lower half of the layers has
+    settled (diagnostics/maturity.py)."""
     latest: NonNegativeFloat | None = None
     """With another release than hold: when it is forced (12 % of the run; arXiv 2605.10504)."""
     depth_decay: PositiveFloat = 1.0
@@ -77,9 +77,9 @@ class LearningRateRule:
     freeze: bool = False
     """Do not train these parameters while the rule holds: a factor of 0, no update and no decay."""
     decay_with_lr: bool = True
-    """true: AdamW's way, weight decay is scaled by the group's learning rate, so that a slowed parameter is
-    decayed less. false: by the base learning rate, as if there were no rule. The paper does not say which it
-    used."""
+    """true scales weight decay by the group's learning rate, as AdamW does, so that a slowed parameter is
+    decayed less; false scales it by the base learning rate, as if there were no rule. The paper does not say
+    which it used."""
     biases: bool = False
     """Whether a part's biases (of the linear layers) follow the rule too; the paper names the projections
     W_Q, W_K."""

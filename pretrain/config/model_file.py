@@ -45,7 +45,7 @@ def load_model(name: str, weights: bool = False) -> ModelConfig:
     """The model of a preset or a file, or the one that the run in a folder has now (of RUN:STEP: had then).
 
     Args:
-        weights: whether the weights are used, too; only then the model may be that of a Hugging Face folder.
+        weights: whether the weights are also used; only then may the model be that of a Hugging Face folder.
 
     Raises:
         UserError: unknown preset, a bad file, a folder that is not a run with a checkpoint.

@@ -1,9 +1,9 @@
-"""RunConfig: everything that a user asks of a run, filled from a YAML recipe and from command-line flags.
+"""RunConfig: all settings of a run, filled from a YAML recipe and from command-line flags.
 
 The same names serve in both places: ``optimizer: {learning_rate: 3e-4}`` in a recipe is
 ``--optimizer.learning_rate 3e-4`` on the command line; flags win. Types and ranges are in the declarations
-below, and hold however a RunConfig is made. It is never rewritten: pretrain/run/decisions.py says what
-follows from it. Nothing heavy is imported here, so that a typing error is answered at once.
+below, and are checked however a RunConfig is made. It is never rewritten: pretrain/run/decisions.py derives
+decisions from it. Nothing heavy is imported here, so that a typing error is reported at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
 INITIAL_MODEL = "initial_model.json"
 """In a run's folder: the model of what it began with (init_from), which may be gone when it is resumed."""
 NUM_LAYERS = "num_layers"
-"""Of ``architecture``, beside the fields of ModelConfig: changes the depth of a preset."""
+"""Key of ``architecture`` besides the fields of ModelConfig; changes the depth of a preset."""
 _ARCHITECTURE = typing.get_type_hints(ModelConfig, include_extras=True) | {NUM_LAYERS: Size}
 """The type of each of its fields."""
 
@@ -72,7 +72,7 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
 
 
 Architecture = Annotated[dict[str, Any], AfterValidator(_normalize_architecture)]
-Heads = Annotated[str, BeforeValidator(normalize_heads)]
+Heads = Annotated[str, BeforeValidator(normalize_heads, json_schema_input_type=str | list[NonNegativeInt])]
 
 
 def _read_rules(value: Any) -> Any:
@@ -85,8 +85,11 @@ def _split(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Rules = Annotated[tuple[LearningRateRule, ...], BeforeValidator(_read_rules)]
-HookNames = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Rules = Annotated[
+    tuple[LearningRateRule, ...],
+    BeforeValidator(_read_rules, json_schema_input_type=list[LearningRateRule | str]),
+]
+HookNames = Annotated[tuple[str, ...], BeforeValidator(_split, json_schema_input_type=list[str] | str)]
 
 
 @declared()
@@ -98,15 +101,15 @@ class RunConfig:
     """
 
     task: Literal["language", "classification"] = "language"
-    """language: predict the next token. classification: predict the class of a whole sequence, at its end;
-    data is then a labelled corpus (python -m pretrain.prepare labelled)."""
+    """language predicts the next token; classification predicts the class of a whole sequence, at its end.
+    It needs a labelled corpus as data (python -m pretrain.prepare labelled)."""
 
     model: str = "prism-micro"
     """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a
     run's folder, whose newest checkpoint's model is trained again from the start."""
     init_from: str | None = None
-    """Begin a new run with the weights of another, RUN or RUN:STEP, or of a Hugging Face folder; the
-    optimizer starts fresh. The model is then the source's unless model is given. See docs/huggingface.md."""
+    """Begin a new run with the weights of another, RUN or RUN:STEP, or of a Hugging Face folder, and with a
+    new optimizer state. The model is then the source's unless model is given. See docs/huggingface.md."""
     heads: Heads | None = None
     """Head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6 or a list; one head count per
     layer."""
@@ -117,13 +120,13 @@ class RunConfig:
     """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx
     pair of Megatron's tools, or a blend a:0.7,b:0.3."""
     document_mask: bool = False
-    """Keep the documents of a window apart: no attention from one to another, positions beginning anew in
-    each, in training and validation. Fixed for the whole run."""
+    """Keep the documents of a window separate, in training and validation: attention does not cross document
+    boundaries, and positions restart at each. Fixed for the whole run."""
     tokenizer: str | None = None
-    """Tokenizer folder, SentencePiece .model file or hub name, for .bin/.idx pairs: they do not say theirs.
-    Corpus folders bring their own, and another is refused."""
+    """Tokenizer folder, SentencePiece .model file or hub name of .bin/.idx pairs, which do not contain one.
+    For a corpus folder, a tokenizer that differs from its own is rejected."""
     data_root: str = "data"
-    """Where the built-in corpus is written, once."""
+    """Folder that the built-in corpus is written to, once."""
     vocab_size: PositiveInt = 4096
     """Entries of the tokenizer that is trained for the built-in text; prepared corpora bring their own."""
     seed: NonNegativeInt = 1
@@ -156,33 +159,37 @@ class RunConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     interruption: InterruptionConfig = field(default_factory=InterruptionConfig)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """What "auto" in the ds_config's bf16 means; auto: bf16 where the device computes in it, else fp32."""
+    """Value of "auto" in the ds_config's bf16 block. auto is bf16 where the device computes in it, else
+    fp32."""
     tensor_parallel: PositiveInt = 1
-    """t: ranks that share one copy of the model, neighbours; divides the number of ranks and the model's
-    widths."""
+    """Tensor-parallel degree t, the number of neighbouring ranks that share one copy of the model. It must
+    divide the number of ranks and the model's widths."""
     sequence_parallel: bool = False
-    """With tensor_parallel: cut hidden states between its layers along T. Less memory; the same bytes
-    travel."""
+    """With tensor_parallel, also partition hidden states along the sequence. It saves memory and sends the
+    same number of bytes."""
     context_parallel: PositiveInt = 1
-    """c: ranks that share the positions of every sequence, for long ones; c times tensor_parallel divides the
-    number of ranks, and 2c the context length. See docs/context_parallelism.md."""
+    """Context-parallel degree c, the number of ranks that share each sequence, for long contexts. c times
+    tensor_parallel must divide the number of ranks, and 2c the context length. See
+    docs/context_parallelism.md."""
     activation_checkpointing: bool = False
-    """Recompute each block in the backward pass: less memory, about a third more computation."""
+    """Recompute each block in the backward pass, which saves memory and costs about a third more
+    computation."""
     compile: Literal["auto", True, False] = "auto"
-    """Compile the model with torch.compile: slower to start, faster steps, ZeRO stages 1 and 2 only. auto: on
-    GPUs, and on CPUs for runs of some minutes. What a run began with is kept when it is resumed."""
+    """Compile the model with torch.compile, at ZeRO stages 1 and 2 only: the start is slower, steps are
+    faster. auto compiles on GPUs, and on CPUs for runs of some minutes. A resumed run keeps its first
+    choice."""
     fused: Literal["auto", "all", "loss", "none"] = "auto"
-    """Which products are fused. loss: the LM head and the loss, where tensor_parallel is 1, which saves
-    the memory of the logits. all: also q, k and v, and gate and up, not at ZeRO stage 3. none: each by
-    itself. auto: all where a GPU's model is compiled, else loss. Only rounding changes; what a run began with
-    is kept when it is resumed."""
+    """Which products are fused. loss fuses the LM head and the loss where tensor_parallel is 1, which saves
+    the memory of the logits. all also fuses q, k and v, and gate and up; not at ZeRO stage 3. none fuses
+    nothing. auto is all where a GPU's model is compiled, else loss. Only rounding changes. A resumed run
+    keeps its first choice."""
     attention: Literal["auto", "blocks", "torch"] = "auto"
-    """How attention is computed. torch: by torch's kernels. blocks: by products over blocks of queries, which
-    is faster on a CPU in bf16, and rounds more. auto: blocks there up to 512 tokens, else torch. What a run
-    began with is kept when it is resumed."""
+    """How attention is computed. torch uses torch's kernels. blocks multiplies blocks of queries, which is
+    faster on a CPU in bf16 and rounds more. auto is blocks there up to 512 tokens, else torch. A resumed run
+    keeps its first choice."""
     threads: PositiveInt | None = None
-    """CPU threads per rank; the cores are shared among the ranks when not given. Kept when a run is
-    resumed."""
+    """CPU threads per rank; by default the cores are divided among the ranks. A resumed run keeps its first
+    choice."""
     deterministic: bool = False
     """Ask torch for deterministic kernels (CUDA; CPU kernels are deterministic already)."""
     max_skipped_steps: PositiveInt = 10
@@ -195,14 +202,14 @@ class RunConfig:
     """Steps to trace with torch.profiler, FIRST:LAST, both included, such as 10:12. A trace for each rank is
     written into the run folder's profile/, on a GPU with a snapshot of its memory."""
     hooks: HookNames = ()
-    """Hooks of your own, as module:class, such as my_module:MyHook; training alone imports them. See
+    """Your own hooks, as module:class, such as my_module:MyHook; only training imports them. See
     docs/architecture.md."""
     name: str | None = None
     """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
     runs_dir: str = "runs"
-    """Where run folders are made."""
+    """Folder in which run folders are created."""
     resume: Literal["auto", "never"] = "auto"
-    """auto: continue from the newest valid checkpoint of the run folder. never: refuse a folder that has
+    """auto resumes from the newest valid checkpoint of the run folder; never rejects a folder that has
     one."""
     recipe: str = DEFAULT_RECIPE
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""
@@ -237,7 +244,7 @@ class RunConfig:
 
     def _check_classification(self) -> None:
         for name, given, reason in (
-            ("document_mask", self.document_mask, "every example is a sequence of its own"),
+            ("document_mask", self.document_mask, "every example is a separate sequence"),
             ("sequence_parallel", self.sequence_parallel, "the head reads one position of each sequence"),
             (
                 "context_parallel",
@@ -361,8 +368,7 @@ class RunConfig:
         return format_yaml(self.to_dict())
 
     def to_recipe(self) -> str:
-        """As to_yaml, but without the recipe's name: what it is written to is a recipe with a name of its
-        own."""
+        """As to_yaml, but without the recipe's name: the file that it is written to is a new recipe."""
         values = self.to_dict()
         del values["recipe"]
         return format_yaml(values)

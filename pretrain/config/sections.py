@@ -25,13 +25,14 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 @declared("optimizer")
 class OptimizerConfig:
-    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019), alone or beside Muon."""
+    """AdamW, decoupled weight decay (Loshchilov & Hutter 2019), alone or combined with Muon."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """muon: Muon for the matrices of the blocks; AdamW for embeddings, LM head, norms and biases."""
+    """adamw uses AdamW for all parameters; muon uses Muon for the matrices of the blocks, and AdamW for
+    embeddings, LM head, norms and biases."""
     reset: bool = False
-    """Lets a run change kind where it continues: the weights stay, the optimizer begins anew. Without effect
-    while the kind stays."""
+    """Allow a resumed run to change its optimizer: the weights are kept, the optimizer state is reset. It has
+    no effect while the kind is the same."""
     learning_rate: PositiveFloat = 6.0e-4
     """Peak learning rate, reached at the end of the warmup."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -59,7 +60,10 @@ def _to_head_group(value: Any) -> Any:
     raise UserError(f"muon.heads: {quote(value)} is not valid; give whole, each, or a number of heads from 1")
 
 
-HeadGroup = Annotated[Literal["whole", "each"] | int, PlainValidator(_to_head_group)]
+HeadGroup = Annotated[
+    Literal["whole", "each"] | int,
+    PlainValidator(_to_head_group, json_schema_input_type=Literal["whole", "each"] | PositiveInt),
+]
 
 
 @declared("muon")
@@ -67,16 +71,16 @@ class MuonConfig:
     """Muon (Jordan 2024): momentum, made orthogonal by Newton-Schulz iterations; for optimizer.kind muon."""
 
     heads: HeadGroup = "whole"
-    """What is made orthogonal: whole matrices, or q, k, v (rows) and o (columns) head by head, or in groups
-    of so many neighbouring heads (arXiv 2605.08933), of which the last is smaller where the number does not
-    divide the layer's."""
+    """Unit of orthogonalization: whole orthogonalizes whole matrices; each does so for every head of q, k, v
+    (rows) and o (columns); a number for groups of that many neighbouring heads (arXiv 2605.08933). The last
+    group is smaller where the number does not divide the layer's heads."""
     scale: MuonScale = "rms"
     """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
     over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""
     momentum: Beta = 0.95
     """Decay rate of the momentum."""
     nesterov: bool = True
-    """Whether the newest gradient counts once more."""
+    """Nesterov momentum: whether the newest gradient is added once more."""
     learning_rate: PositiveFloat | None = None
     """Peak learning rate of these matrices; optimizer.learning_rate when not given."""
 
@@ -86,8 +90,8 @@ class ScheduleConfig:
     """Learning rate over the run. Numbers below 1 are fractions of the run, others are steps."""
 
     kind: Literal["cosine", "linear", "wsd"] = "cosine"
-    """cosine: half a cosine from the peak to the minimum. linear: a straight line there. wsd: warmup, stable,
-    then a linear decay."""
+    """Decay after the warmup. cosine follows half a cosine from the peak to the minimum, linear a straight
+    line. wsd stays at the peak (warmup, stable, decay) and ends with a linear decay."""
     warmup: NonNegativeFloat = 0.025
     """Linear warmup, as a fraction of the run (below 1) or in steps."""
     decay: NonNegativeFloat = 0.2
@@ -121,12 +125,12 @@ class CheckpointConfig:
     keep_every: NonNegativeInt = 0
     """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond keep_last."""
     background: bool = True
-    """Write beside the training: it stops only while tensors are copied to the host's memory, which must have
-    room for a rank's share of the checkpoint."""
+    """Write in the background: training stops only while tensors are copied to the host's memory, which must
+    have room for a rank's share of the checkpoint."""
     mirror: str | None = None
-    """Copy checkpoints to a store beside the training: s3://bucket/folder, gs://bucket/folder or
-    file:///folder. A local one is deleted only after its copy was verified, and a run whose folder is lost
-    goes on from there."""
+    """Copy checkpoints to a store in the background: s3://bucket/folder, gs://bucket/folder or
+    file:///folder. A local checkpoint is deleted only after its copy was verified. A run whose folder is lost
+    resumes from the store."""
     mirror_reserve: NonNegativeFloat = 10.0
     """GiB. With less left on the disk, the oldest checkpoint that is not copied yet is deleted all the same;
     the newest two stay."""
@@ -134,11 +138,11 @@ class CheckpointConfig:
 
 @declared("interruption")
 class InterruptionConfig:
-    """What ends a session before its last step. Each way, the same command continues the run."""
+    """What ends a session before its last step. In each case, the same command resumes the run."""
 
     minutes: PositiveFloat | None = None
-    """Wall-clock budget of a session: after so long the run saves and ends with exit code 75. None sets no
-    limit."""
+    """Wall-clock budget of a session: when it is used up, the run saves and ends with exit code 75. None sets
+    no limit."""
     agreement_seconds: PositiveFloat = 300.0
     """How long a rank that was asked to stop waits for the others to agree; then it ends without saving."""
     hang_minutes: NonNegativeFloat = 30.0
@@ -148,15 +152,15 @@ class InterruptionConfig:
 
 @declared("logging")
 class LoggingConfig:
-    """What is shown while training. metrics.jsonl has a row for every step, whatever these say."""
+    """What is shown while training. metrics.jsonl has a row for every step, regardless of these settings."""
 
     every: PositiveInt = 10
     """Steps between reads of the loss from the device (each is a host synchronisation)."""
     seconds: NonNegativeFloat = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: as WANDB_MODE says; without it nothing is written. online: offline where nobody is logged in.
-    Never asks."""
+    """Mode of Weights & Biases, which never prompts. auto follows WANDB_MODE, and without it writes nothing.
+    online falls back to offline where nobody is logged in."""
     wandb_project: str = "head-schedules"
     """Project that runs are filed under."""
     tensorboard: bool = False
@@ -168,14 +172,14 @@ class EvaluationConfig:
     """Zero-shot scores while training, through lm-eval; the training numbers do not change."""
 
     every: NonNegativeInt = 0
-    """Steps between evaluations; with any, the last step is evaluated too. 0: none, and lm-eval is not
+    """Steps between evaluations; the last step is also evaluated. 0 turns evaluation off, and lm-eval is not
     imported."""
     tasks: str = "papers"
     """lm-eval's task names, such as piqa,arc_easy, or the group papers (the Prism paper's six)."""
     include_path: str | None = None
     """Folder with more tasks as lm-eval's YAMLs; code that they name is run."""
     num_fewshot: NonNegativeInt | None = None
-    """Solved items before each; as the task says, else none, when not given."""
+    """Few-shot examples before each item; by default the task's own number, else none."""
     limit: PositiveInt | None = None
     """At most this many items of each task; all when not given."""
     data_dir: str | None = None
@@ -226,11 +230,12 @@ class LLRConfig:
     """
 
     apply: Literal["none", "each", "shuffled", "mean", "embeddings"] = "none"
-    """Which factors multiply rates. each: every matrix its own, as in the paper. The others are controls:
-    shuffled among the matrices; their mean for all of them; or those of embeddings and head alone."""
+    """Which factors multiply learning rates. each gives every matrix its own factor, as in the paper. The
+    other values are controls: the factors shuffled among the matrices, their mean for all matrices, or only
+    the factors of embeddings and head."""
     measure: Literal["exponent", "excess"] = "exponent"
-    """exponent: the tail exponent, as in the paper. excess: less that of a random matrix of the same
-    shape."""
+    """exponent measures the tail exponent, as in the paper; excess subtracts that of a random matrix of the
+    same shape."""
     low: PositiveFloat = 1.0
     """Factor of the least exponent."""
     high: PositiveFloat = 5.0
@@ -238,7 +243,7 @@ class LLRConfig:
     every: PositiveFloat = 100
     """Length between two measurements."""
     until: NonNegativeFloat = 0.2
-    """Length after which nothing is measured; 0: before the first step alone."""
+    """Length after which nothing is measured; 0 measures only before the first step."""
     transition: NonNegativeFloat = 50
     """Length over which factors move to new ones."""
     least: PositiveInt = 50

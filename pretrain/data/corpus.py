@@ -35,8 +35,8 @@ class Corpus:
         """Open a folder written by ``prepare``, or the prefix of a ``.bin/.idx`` pair of Megatron's tools.
 
         Args:
-            tokenizer: what a pair was made with (it does not say). A folder has its own, and refuses a
-                different one.
+            tokenizer: what a pair was tokenized with, which it does not record. A folder has its own, and a
+                different one is rejected.
 
         Raises:
             UserError: *folder* is neither, a file is damaged, or the tokenizer is missing or different.

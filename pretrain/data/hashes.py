@@ -1,4 +1,4 @@
-"""Compares a run's corpora with the hashes of their meta.json, in a thread beside the training."""
+"""Compares a run's corpora with the hashes of their meta.json, in a thread during training."""
 
 from __future__ import annotations
 

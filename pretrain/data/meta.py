@@ -107,7 +107,7 @@ class CorpusMeta:
     files: Annotated[dict[InnerPath, FileEntry], Field(min_length=1)] | None = None
     """The other files of the folder; None for a bare .bin/.idx pair."""
     request: dict[str, Any] | None = None
-    """What was asked for: the same request finds its work done."""
+    """The request that made the corpus: the same request finds its work done."""
 
     @classmethod
     def read(cls, folder: Path) -> CorpusMeta:

@@ -22,7 +22,7 @@ AWKWARD_TEXTS = (
     "<0x41> <s></s> [UNK] [CLS] <pad> <|im_start|>",
     "DON'T don't 1234567 1,000.50",
 )
-"""What tokenizers of one vocabulary may read differently, beside each other's special texts."""
+"""Texts that tokenizers of one vocabulary may encode differently, besides their special texts."""
 
 
 def tokenizer_difference(one: Tokenizer, other: Tokenizer) -> str | None:
@@ -54,7 +54,7 @@ def tokenizer_difference(one: Tokenizer, other: Tokenizer) -> str | None:
 
 
 def put_inside(special: str) -> str:
-    """A text with the special text in it, beside letters, spaces and itself."""
+    """A text with the special text next to letters, to spaces and to itself."""
     return f"a{special} {special}{special}\n b {special}"
 
 

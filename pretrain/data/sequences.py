@@ -60,7 +60,7 @@ def epoch_order(size: int, seed: int, corpus_index: int, epoch: int) -> Permutat
 
 
 class TrainingSequences:
-    """The endless stream of training sequences of a run: corpora blended by weight, shuffled anew each epoch.
+    """The endless stream of training sequences of a run: corpora blended by weight, reshuffled each epoch.
 
     Windows are T+1 tokens at stride T over a corpus's concatenated training documents: T inputs, and T labels
     shifted by one. Every token is a label exactly once an epoch, except the corpus's very first (nothing
@@ -136,7 +136,7 @@ class TrainingSequences:
         return stream.document_starts(window * self.context_length, self.context_length)
 
     def describe(self) -> str:
-        """One line per corpus: name, share, documents, tokens, windows an epoch."""
+        """A line for each corpus: name, share, documents, tokens, windows per epoch."""
         lines = []
         for corpus, part, windows in zip(self.corpora, self._shares, self.windows, strict=True):
             share = "" if len(self.corpora) == 1 else f"{float(part):.1%} of the blend, "

@@ -22,7 +22,7 @@ def read_file(path: Path) -> bytes:
 
 
 def check_ids(vocabulary: Any) -> None:
-    """Raise ValueError unless each token has an id of its own, and half of 0 … the largest or more are taken:
+    """Raise ValueError unless each token has a unique id, and at least half of 0 … the largest are taken:
     every id costs a row of the model's embeddings."""
     if not (isinstance(vocabulary, dict) and vocabulary):
         raise ValueError("no vocabulary: a mapping of tokens to ids")

@@ -1,4 +1,4 @@
-"""Compares figures of several runs: by layer, over training, and as differences of groups paired by seed."""
+"""Compares metrics of several runs: by layer, over training, and as differences of groups paired by seed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def take_last(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
 
 
 def collect_over_steps(runs: Sequence[RunFigures], key: str) -> pd.DataFrame:
-    """A figure of the metrics: a row for each seed, a column for each step."""
+    """A value of metrics.jsonl: a row for each seed, a column for each step."""
     return _frame_by_seed(runs, [{row["step"]: row[key] for row in run.rows if key in row} for run in runs])
 
 
@@ -87,7 +87,7 @@ def bands(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def check_depth(groups: Groups, baseline: str) -> None:
-    """Refuse a difference by layer of models of another depth, whose layers do not correspond."""
+    """Reject a difference by layer of models of another depth, whose layers do not correspond."""
     depths = {name: runs[0].num_layers for name, runs in groups.items()}
     if set(depths.values()) != {depths[baseline]}:
         raise UserError(

@@ -30,7 +30,7 @@ LOGARITHMIC = {TITLES["attention_write"], TITLES["ffn_write"], *BY_GROUP.values(
 """The first layer writes many times what the embedding holds."""
 LOSSES = {"val_loss": "validation loss (nats)", "val_bpb": "validation loss (bits per byte)"}
 BESIDE = {1: 3, 2: 2, 3: 2}
-"""Measures beside one another in curves.png, by the number of groups of runs."""
+"""Panels side by side in curves.png, by the number of groups of runs."""
 Tables = dict[str, dict[str, pd.DataFrame]]
 """By title of a panel and label of a line: a row for each seed, a column for each layer or step."""
 
@@ -38,7 +38,7 @@ Tables = dict[str, dict[str, pd.DataFrame]]
 def draw_all(
     groups: Groups, baseline: str, out: Path, notes: Sequence[str] = (), loss: str = "val_loss"
 ) -> list[Path]:
-    """Draw every picture that the runs have figures for.
+    """Draw every picture for which the runs have values.
 
     Args:
         notes: what cannot be compared, written above each picture.
@@ -46,7 +46,7 @@ def draw_all(
 
     Returns:
         The files written: ``curves.png``, ``layers.png``, and with several groups ``difference.png`` (for
-        attention distance the figure of arXiv 2606.27449: ΔD_l of a schedule against the uniform one) and
+        attention distance as in arXiv 2606.27449: ΔD_l of a schedule against the uniform one) and
         ``difference_training.png`` (the measures averaged over the upper half of the layers).
 
     Raises:

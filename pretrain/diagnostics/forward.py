@@ -52,7 +52,7 @@ class ProbeResult:
     """Layers, and the measures of a part that they lack."""
 
     def row(self, before: Mapping[int, Tensor]) -> dict[str, Any]:
-        """Return the figures by their metrics keys: by layer (mean over its heads), and lists by layer and
+        """Return the values by their metrics keys: by layer (mean over its heads), and lists by layer and
         head.
 
         Args:
@@ -256,7 +256,7 @@ def prepare_measurement(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
     """The network of *engine*, or the network that it is, in evaluation mode; and what ends with the block,
     for hooks.
 
-    Compiled blocks run uncompiled: they ignore hooks added later, and must not be compiled anew for them.
+    Compiled blocks run uncompiled: they ignore hooks added later, and must not be recompiled for them.
     """
     network: Transformer = getattr(engine, "module", engine)
     with ExitStack() as ending:

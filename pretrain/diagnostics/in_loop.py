@@ -90,8 +90,8 @@ class Diagnostics(Hook):
                 self._features[int(layer)] = features
 
     def model_changed(self, model: ModelConfig) -> None:
-        """Measure a model of other heads; how far W_Q and W_K moved from weights of other shapes is not
-        told."""
+        """Measure a model of other heads; the displacement of W_Q and W_K from weights of other shapes is
+        not reported."""
         self.model, self.specs = model, parameter_specs(model)
         self._initial = self._release_weights = None
         if self._probe is not None:

@@ -7,7 +7,7 @@ arXiv 2605.10504 releases by a "lower-layer maturity rule" that is not public. O
     D_j   = ‖F_j − F_{j−1}‖_F / ‖F_{j−1}‖_F, the drift since the probe before, ``maturity.every`` steps before
     settled at probe j when the last ``patience`` drifts, D_j among them, are ≤ ``settled`` · max(D_1 … D_j)
 
-The drift is measured against its own largest value, so that the rule needs no scale of its own: while the
+The drift is measured against its own largest value, so that the rule needs no absolute scale: while the
 learning rate warms up the drift grows, which keeps the largest value at the present one; then features come
 to rest and it falls. A rule of the learning rates is released at the first step at which the lower half is
 settled, no earlier than its ``hold`` and no later than its ``latest`` (12 % of the run in that paper; there
@@ -42,7 +42,7 @@ class Probes:
     """What the probes have measured so far: the record ``maturity``."""
 
     probes: list[tuple[NonNegativeInt, float]] = field(default_factory=list)
-    """Step and drift of each, but for the first, which has none before it."""
+    """Step and drift of each except the first, which has no predecessor."""
 
 
 def has_settled(drifts: list[float], config: MaturityConfig) -> bool:
@@ -56,7 +56,7 @@ class Maturity(Hook):
     """Hook that probes the lower half of the layers, and releases learning-rate rules when it has settled.
 
     Drifts are kept in the record ``maturity`` of the TrainingState, released rules in
-    ``TrainingState.released``. The features of the last probe are in the checkpoint, too.
+    ``TrainingState.released``. The checkpoint also has the features of the last probe.
 
     Raises:
         UserError: ``maturity.every`` is neither a fraction nor a whole number of steps; or a rule is to be

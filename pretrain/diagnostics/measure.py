@@ -44,17 +44,17 @@ MICRO_BATCH = 4
 
 @dataclass(frozen=True)
 class RunFigures:
-    """The figures of one run."""
+    """The values measured of one run."""
 
     name: str
     group: str
     """The name without its seed: runs of one group are repetitions."""
     seed: str
     rows: list[dict[str, Any]]
-    """In order of step: the rows of its metrics.jsonl, with the figures of the checkpoints measured now
-    merged in."""
+    """In order of step: the rows of its metrics.jsonl, merged with the values of the checkpoints measured
+    now."""
     last: dict[str, Any]
-    """The figures of the last checkpoint that was measured."""
+    """The values of the last checkpoint that was measured."""
     num_layers: int
 
 
@@ -129,7 +129,7 @@ def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
 def _measure(
     source: SavedRun, windows: np.ndarray, before: dict[int, Tensor]
 ) -> tuple[dict[str, Any], dict[int, Tensor]]:
-    """The figures of one checkpoint, and its features for the drift to the next."""
+    """The values of one checkpoint, and its features for the drift to the next."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = source.load_model().to(device)
     probe = ForwardProbe(source.model, windows, MICRO_BATCH, single_world(device))
@@ -162,8 +162,8 @@ def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tens
 
 
 def _updates(checkpoint: UnshardedCheckpoint) -> Iterator[Update]:
-    """What the last update did to each parameter; nothing of those that have not been stepped, or by Muon,
-    whose updates cannot be told from the momentum alone."""
+    """What the last update did to each parameter. Left out are those without an update, and those of Muon,
+    whose updates do not follow from the momentum alone."""
     for name, group in checkpoint.groups.items():
         if is_muon(group.settings):
             continue

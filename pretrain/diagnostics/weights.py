@@ -216,7 +216,7 @@ def _sum_over_ranks(sums: Tensor) -> Tensor:
 
 
 def kept_path(run_folder: Path, step: int) -> Path:
-    """Path of the weights kept at a release: one file per run, beside its checkpoints."""
+    """Path of the weights kept at a release: one file per run, next to its checkpoints."""
     return run_folder / "release" / f"step_{step:06d}.safetensors"
 
 

@@ -1,7 +1,7 @@
 """Builds the DeepSpeed engine of a run from its ds_config and RunConfig.
 
 A ds_config holds ZeRO, dtypes and engine settings. Values that the RunConfig owns (batch sizes, clipping,
-optimizer, schedule) are "auto" in it, or equal to the RunConfig's. Any other value is refused before a
+optimizer, schedule) are "auto" in it, or equal to the RunConfig's. Any other value is rejected before a
 process group exists.
 """
 
@@ -51,10 +51,10 @@ def build_network(
     ZeRO stage 3.
 
     Args:
-        run: what was asked; its ``compile``, ``fused`` and ``attention`` are decided elsewhere and given by
-            themselves.
+        run: the requested settings; its ``compile``, ``fused`` and ``attention`` are decided elsewhere and
+            passed separately.
         ds_config: the result of merge_ds_config.
-        grid: the run's process grid, world.grid.
+        grid: the run's process grid.
     """
     prepare_deepspeed()
     import deepspeed
@@ -142,7 +142,7 @@ def free_memory(compiled: bool = True) -> None:
     Args:
         compiled: whether one of them was compiled.
     """
-    if compiled:  # a model of other shapes is compiled anew, and must not meet the recompile limit
+    if compiled:  # a model of other shapes is recompiled, and must not meet the recompile limit
         torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -151,7 +151,7 @@ def free_memory(compiled: bool = True) -> None:
 
 @contextlib.contextmanager
 def explain_refusals() -> Iterator[None]:
-    """Turn DeepSpeed's errors about its configuration into a UserError of one line. Wrap only calls of
+    """Turn DeepSpeed's errors about its configuration into a one-line UserError. Wrap only calls of
     DeepSpeed.
 
     Errors that are not about the configuration pass through: no memory left, a device or another rank that
@@ -173,7 +173,7 @@ def explain_refusals() -> Iterator[None]:
         reason = "; ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:300]
         reason = reason if reason.isprintable() else ascii(reason)
         raise UserError(
-            f"ds_config: DeepSpeed refuses it: {reason or 'no reason given'} ({type(error).__name__}); "
+            f"ds_config: DeepSpeed rejects it: {reason or 'no reason given'} ({type(error).__name__}); "
             "PRETRAIN_TRACEBACK=1 shows where"
         ) from error
 

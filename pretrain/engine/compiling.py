@@ -35,9 +35,9 @@ def compile_network(network: Transformer) -> None:
     Blocks with equal shapes share a graph. Each distinct shape needs its own, for training and for
     evaluation, and torch would give up after 8 of them.
 
-    On a CPU the backward pass makes again what costs no pass of its own: the product of gate and up, and the
-    norms' outputs. By default torch keeps these, since products read them: a quarter of what a block keeps,
-    and no faster (docs/log/speed.md). The bits are the same.
+    On a CPU the backward pass recomputes what needs no separate pass: the product of gate and up, and the
+    norms' outputs. By default torch keeps these, since products read them; they are a quarter of what a block
+    keeps, and keeping them is no faster (docs/log/speed.md). Results are bit-identical.
     """
     import torch._dynamo
     import torch._functorch.config

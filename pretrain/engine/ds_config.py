@@ -89,7 +89,7 @@ def _fill_buckets(zero: Mapping[str, Any], model: ModelConfig, tensor_parallel: 
 
 
 def check_against_run(ds_config: dict[str, Any], run: RunConfig) -> None:
-    """Refuse what a run and a ds_config contradict each other in, as far as no rank is needed to tell.
+    """Reject what a run and a ds_config contradict each other in, as far as no rank is needed to tell.
 
     ZeRO stage 3 cannot compile or fuse all: its hooks split a compiled block into dozens of frames, and it
     gathers weights layer by layer.
@@ -114,7 +114,7 @@ def _list_optimizer_keys(run: RunConfig) -> dict[str, tuple[float, str]]:
 
 
 def _check_owned(ds_config: Mapping[str, Any], owned: Mapping[str, tuple[float, str]]) -> None:
-    """Refuse keys that are neither "auto" nor the run's value; *owned*: that value, and whose it is."""
+    """Reject keys that are neither "auto" nor the run's value; *owned*: that value, and whose it is."""
     for key, (value, owner) in owned.items():
         if (found := ds_config.get(key, "auto")) not in ("auto", value):
             raise UserError(
@@ -147,7 +147,7 @@ def merge_ds_config(
     merged["zero_optimization"] = _fill_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)
-    # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when figures are
+    # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when metrics are
     # read anyway.
     merged.setdefault("timers", {"throughput": {"enabled": False}})
     return merged

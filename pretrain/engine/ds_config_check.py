@@ -155,7 +155,7 @@ NOT_SUPPORTED = {
 
 
 def read_ds_config(path: str) -> dict[str, Any]:
-    """Read a ds_config and refuse what this stack does not support.
+    """Read a ds_config and reject what this stack does not support.
 
     Returns:
         The ds_config without keys that are off or "auto", except those that merge_ds_config fills in.

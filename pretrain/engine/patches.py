@@ -30,8 +30,8 @@ from pretrain.utils.files import open_lock, wait_for_lock
 def prepare_deepspeed() -> None:
     """Prepare DeepSpeed for a process group. Call it before pretrain.runtime.world.start_world.
 
-    Without it the group works too, but on CPUs every machine compiles an extension first, which takes a
-    minute.
+    The group also works without it, but then every machine without GPUs first compiles an extension, which
+    takes a minute.
     """
     quiet_deepspeed()
     import deepspeed

@@ -28,7 +28,7 @@ MOST_FILES = 100_000
 
 
 def check_evaluation(settings: EvaluationConfig) -> None:
-    """Refuse an evaluation in training that would fail later.
+    """Reject an evaluation in training that would fail later.
 
     Raises:
         UserError: lm-eval is not installed; tasks, or a folder, that do not exist.
@@ -42,7 +42,7 @@ def check_evaluation(settings: EvaluationConfig) -> None:
 
 
 def check_tasks(tasks: str, include_path: str | None) -> None:
-    """Refuse names that no task file has. Takes a second, where lm-eval takes ten to read its own files.
+    """Reject names that no task file has. Takes a second, where lm-eval takes ten to read its own files.
 
     Raises:
         UserError: lm-eval is not installed; as resolve_tasks; *include_path* is not a folder; a task file
@@ -125,7 +125,7 @@ def _task_files(root: str) -> list[str]:
 
 
 def _find_names(files: Iterable[str], field: str | None = None) -> set[str]:
-    """Names of tasks, groups and tags that files may define, and some other words beside them.
+    """Names of tasks, groups and tags that files may define, and some other words besides.
 
     Args:
         field: what the files were given as, for messages; None for lm-eval's own, which are not checked.

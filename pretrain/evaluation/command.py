@@ -44,7 +44,7 @@ class EvaluationOptions:
     include_path: str | None = None
     """a folder with more tasks as lm-eval's YAMLs; code that they name is run"""
     num_fewshot: NonNegativeInt | None = None
-    """solved items before each (default: as the task says, else none)"""
+    """few-shot examples before each item (default: the task's own number, else none)"""
     data_dir: str | None = None
     """read the tasks' data sets from here instead of the hub"""
     step: NonNegativeInt | None = None
@@ -202,7 +202,7 @@ def _earlier_steps(options: EvaluationOptions) -> list[int]:
 
 
 def check_followed(options: EvaluationOptions) -> None:
-    """Refuse to follow what is not, and will not be, a run.
+    """Reject to follow what is not, and will not be, a run.
 
     Raises:
         UserError: a folder of another kind, flags that are for one checkpoint.

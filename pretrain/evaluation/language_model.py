@@ -68,7 +68,7 @@ class ZeroShotModel(TemplateLM):
     """A model that lm-eval can score.
 
     Args:
-        logits_of: token ids int64 [B, T] on the world's device -> logits [B, T, vocabulary]. Every copy of
+        logits_of: token ids int64 [B, T] on the rank's device -> logits [B, T, vocabulary]. Every copy of
             the model is called equally often.
         tokenizer: text to ids.
         max_length: the longest sequence that the model takes; longer texts are cut on the left.

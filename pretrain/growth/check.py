@@ -115,8 +115,8 @@ class Check:
         """Set the thresholds: shares of the median Γ of the calibration, as the paper's code does, or as
         given.
 
-        They follow from the settings at every check, so that a run may go on with others; the calibration is
-        not made again. φ_g is at most θ_w: a head that was just added must not be pruned at once.
+        They follow from the settings at every check, so that a run may resume with others; the calibration is
+        not repeated. φ_g is at most θ_w: a head that was just added must not be pruned at once.
         """
         config = self.config
         for layer, measure in zip(self.state.layers, self.measures, strict=True):
@@ -172,7 +172,7 @@ class Check:
         return float("inf") if self.config.budget is None else self.config.budget - sum(self.heads)
 
     def _urgency(self, layer: int) -> float:
-        """λ_max over its threshold; 0 before there is one, and where λ_max is nothing but rounding."""
+        """λ_max over its threshold; 0 before there is one, and where λ_max is only rounding."""
         thresholds, measure = self.state.layers[layer].thresholds, self.measures[layer]
         largest = measure.extremes.largest
         if thresholds is None or largest <= SMALLEST_SHARE * measure.gamma:
@@ -191,7 +191,7 @@ class Check:
     # ---------------------------------------------------------------------- directions
 
     def _pair(self, layer: int) -> Extremes | None:
-        """Top and bottom of what is left of A_res beside what is captured; None where nothing is."""
+        """Top and bottom of A_res outside the captured directions; None where nothing is left."""
         measure = self.measures[layer]
         pair = extremes(project_out(measure.residual.cpu(), self.captured[layer]), measure.extremes.top)
         return pair if pair.largest > SMALLEST_SHARE * measure.gamma else None

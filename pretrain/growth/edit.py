@@ -1,5 +1,5 @@
-"""Turns a checkpoint into one with other heads: the weights and Adam's state of all other heads stay, bit for
-bit.
+"""Turns a checkpoint into one with other heads: the weights and Adam's state of all other heads stay
+bit-identical.
 
 A new head is appended to its layer; its output projection is zero, so that the network computes what it did
 before.

@@ -1,4 +1,4 @@
-"""The hook that measures every layer at an interval, decides, and hands the trainer the model to go on
+"""The hook that measures every layer at an interval, decides, and hands the trainer the model to continue
 with."""
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ MOMENT = "growth/second_moment/layer_"
 CAPTURED = "growth/captured/layer_"
 TOP = "growth/top/layer_"
 LEAST_INTERVAL = {"incrt": 24, "random": 24, "gradient": 60, "schedule": 1}
-"""Steps between checks, at least, by criterion, where the interval is a share of the run. In small models,
-too, checks then take less than 3 % of the time: one costs up to two thirds of a step, a ``gradient`` one
-1.7."""
+"""Fewest steps between checks, by criterion, where the interval is a share of the run. Then checks take less
+than 3 % of the time even in small models: one costs up to two thirds of a step, a ``gradient`` one 1.7."""
 
 
 class Growth(Hook):
     """Hook that adds and prunes heads.
 
-    In a run that goes on without growth it keeps what growth knew, in case it is turned on again.
+    In a run that continues without growth it keeps the record of growth, in case it is turned on again.
 
     Args:
         session: the run's. A check reads this rank's part of the next step's sequences.
@@ -50,7 +49,7 @@ class Growth(Hook):
     def __init__(self, session: Session) -> None:
         run, config = session.run, session.run.growth
         self.session, self.model, self.world = session, session.model_config, session.world
-        # Written down before the first check: a run that goes on without growth keeps the heads that it has.
+        # Written down before the first check: a run that continues without growth keeps its heads.
         session.state.records.setdefault(
             NAME, Record(GrowthState.begin(session.model_config.heads).to_json(), needed=True)
         )
@@ -99,15 +98,15 @@ class Growth(Hook):
                     kept[layer] = tensor
 
     def model_changed(self, model: ModelConfig) -> None:
-        """Go on with other heads."""
+        """Continue with other heads."""
         self.model, self._directions = model, {}
 
     def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
         """Measure and decide. Collective; no training number changes.
 
         Returns:
-            ``growth/…`` figures of every layer, a line for each change, and the model to go on with if there
-            is any.
+            ``growth/…`` values of every layer, a line for each change, and the model to continue with if it
+            changes.
         """
         if not self.config.active:  # pending from a session that still had growth
             return HookResult()
@@ -181,7 +180,7 @@ class Growth(Hook):
         return measures
 
     def _figures(self, check: Check, norms: Mapping[int, float]) -> dict[str, Any]:
-        """What was measured, and the heads that the run goes on with."""
+        """The measurements, and the heads that the run continues with."""
         figures: dict[str, Any] = {f"growth/gradient/layer_{layer}": norm for layer, norm in norms.items()}
         for layer, measure in enumerate(check.measures):
             figures[f"growth/heads/layer_{layer}"] = check.heads[layer]
@@ -191,7 +190,7 @@ class Growth(Hook):
         return figures
 
     def _line(self, changes: Sequence[Change], model: ModelConfig, step: int) -> str:
-        """What changes, in one line; growth.events holds the same with figures."""
+        """A one-line summary of the changes; growth.events holds them with values."""
         parts = []
         for kind, words in (("grow", "added one head to"), ("prune", "pruned one of")):
             layers = [str(change.layer) for change in changes if change.kind == kind]

@@ -1,7 +1,7 @@
 """Measures every layer of a network in training: what enters its attention, and what a new head would learn.
 
-The network reads the global batch of the next step, each rank its micro-batches, with its own forward pass.
-So what is measured depends neither on the number of ranks nor on the micro-batch, up to rounding. No training
+The network reads the global batch of the next step, each rank its micro-batches, in ordinary forward passes.
+Up to rounding, the measurements depend neither on the number of ranks nor on the micro-batch. No training
 number changes.
 """
 

@@ -26,7 +26,7 @@ def may_change_heads(run: RunConfig) -> bool:
     try:
         return bool(steps) and bool(read_state(checkpoint_path(run.folder, steps[-1])).record(NAME))
     except UserError:
-        return False  # damaged: said when checkpoints are verified
+        return False  # damaged: reported when checkpoints are verified
 
 
 def head_group_sizes(run: RunConfig) -> set[int]:
@@ -49,7 +49,7 @@ def context_head_ranks(run: RunConfig) -> set[int]:
 def continue_model(
     run: RunConfig, asked: ModelConfig, saved: TrainingState
 ) -> tuple[ModelConfig, ModelConfig]:
-    """The model that a checkpoint must hold, and the one that the run goes on with.
+    """The model that a checkpoint must hold, and the one that the run continues with.
 
     Args:
         asked: what the run's configuration describes.
@@ -68,8 +68,8 @@ def continue_model(
 def choose_models(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelConfig, ModelConfig]:
     """continue_model of a run that grows, or has grown.
 
-    A run whose heads grew keeps them, with growth or without. A run of fixed heads that goes on with growth
-    keeps those that it has. Everything else is as in *run_model*.
+    A run whose heads grew keeps them, with growth or without. A run of fixed heads that continues with growth
+    keeps its heads. Everything else is as in *run_model*.
 
     Args:
         run_model: what the run's configuration describes.
@@ -82,7 +82,7 @@ def choose_models(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelCo
         return run_model, run_model
     model = ModelConfig.from_json(saved.model)
     if model.num_layers != run_model.num_layers:
-        return run_model, run_model  # another run, which check_resume refuses
+        return run_model, run_model  # another run, which check_resume rejects
     if not saved.record(NAME):
         if model.kv_heads not in (None, model.heads):
             return run_model, run_model  # the same: growth is not for grouped queries
@@ -94,11 +94,11 @@ def choose_models(run_model: ModelConfig, saved: TrainingState) -> tuple[ModelCo
 
 
 def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -> None:
-    """Refuse what was not asked for in the last session of a run whose heads are those of its checkpoint.
+    """Reject what was not asked for in the last session of a run whose heads are those of its checkpoint.
 
     Args:
         saved: the checkpoint's state; of a new or imported run one without settings.
-        model: what the run goes on with.
+        model: what the run continues with.
 
     Raises:
         UserError: a setting of heads was changed, or t does not divide the width of the heads that grow.

@@ -74,8 +74,7 @@ def extremes(matrix: Tensor, start: Tensor | None = None) -> Extremes:
     first = np.ones(size) if start is None or not bool(start.any()) else start.double().cpu().numpy()
     # The start must not be an eigenvector itself, or the basis is one vector long.
     first = first / np.linalg.norm(first) + np.cos(np.arange(size)) / math.sqrt(size)
-    # What a restart draws must follow from nothing but the matrix, too; older versions of scipy fix it
-    # themselves.
+    # What a restart draws must also depend only on the matrix; older versions of scipy fix it themselves.
     seeded: dict[str, Any] = {"rng": 0} if "rng" in inspect.signature(eigsh).parameters else {}
     for tolerance, basis in ATTEMPTS if size >= 8 else ():  # ARPACK needs room for its basis
         with contextlib.suppress(ArpackError):  # among them that it has not converged

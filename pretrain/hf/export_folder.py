@@ -46,8 +46,8 @@ def export_run(
 ) -> None:
     """Write *source* to the folder *out* in a Hugging Face format and compare its logits with our model's.
 
-    Prints what was done. Memory: the weights in fp32, beside them those of the folder as far as they are no
-    plain copies (another dtype, GPT-2, padded Llama); later the loaded folder alone.
+    Prints what was done. Memory: the weights in fp32 and, where they are not plain copies (another dtype,
+    GPT-2, padded Llama), those of the folder; later only the loaded folder.
 
     Args:
         fold: put the divisor of the logits into the LM head's weights; a classifier's is always put into its

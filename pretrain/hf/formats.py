@@ -1,9 +1,9 @@
 """The Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
 
-``native`` is the architecture shipped beside this file, for any model; ``llama`` is transformers' own
+``native`` is the architecture in modeling_head_schedule.py, for any model; ``llama`` is transformers' own
 LlamaForCausalLM, ``qwen3`` its Qwen3ForCausalLM, both zero-padded where layers differ; ``gpt2``, ``mistral``,
-``qwen2`` and ``smollm3`` are its classes, too, for models that are one. All but the first need no remote
-code. Exports and imports read the same tables.
+``qwen2`` and ``smollm3`` are its classes for models of exactly that architecture. All but the first need no
+remote code. Exports and imports read the same tables.
 """
 
 from __future__ import annotations

@@ -14,9 +14,12 @@ from pretrain.data.sequences import parse_blend
 from pretrain.run.saved import SavedRun
 
 # Oldest versions that exports were loaded and compared with, by model_type. The native code fails in 5.13;
-# 4.57 ignores the rope base of a Llama or a Qwen3, which stands in rope_parameters, and takes 10,000.
+# 4.57 ignores the rope base of a Llama or a Qwen3, which stands in rope_parameters, and takes 10,000. Caches
+# read the window of each layer since 5.19.
 LEAST_TRANSFORMERS = {"head_schedule": "5.14", "gpt2": "4.57"}
 LEAST_TRANSFORMERS |= dict.fromkeys(("llama", "qwen3", "mistral", "qwen2", "smollm3"), "5.0")
+
+LEAST_FOR_WINDOWS = "5.19"
 
 _CARD = """\
 ---
@@ -128,11 +131,18 @@ def model_card(
         kind="A sequence classifier" if model.classes else "A decoder language model",
         usage=usage.format(name=name, remote=remote),
         citation=_CITATION,
-        transformers=LEAST_TRANSFORMERS[config.model_type],
+        transformers=_least_transformers(model, config.model_type),
         model=_table({"parameters": model.num_parameters(), **model.to_json()}),
         training=_table(training),
         comparison=comparison,
     )
+
+
+def _least_transformers(model: ModelConfig, model_type: str) -> str:
+    windows = {model.layer_window(layer) for layer in range(model.num_layers)} - {None}
+    if model_type == "head_schedule" and len(windows) > 1:
+        return LEAST_FOR_WINDOWS
+    return LEAST_TRANSFORMERS[model_type]
 
 
 def _origin(origin: str) -> str:

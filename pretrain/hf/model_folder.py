@@ -29,7 +29,7 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 def check_model(folder: str | Path, step: int | None) -> None:
-    """Refuse what is neither a run with a checkpoint (of *step*, if one is given) nor an exported folder;
+    """Reject what is neither a run with a checkpoint (of *step*, if one is given) nor an exported folder;
     and a classifier's run.
 
     Raises:

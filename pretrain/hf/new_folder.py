@@ -66,7 +66,7 @@ def new_folder(out: Path, overwrite: bool = False, kind: str = "model") -> Itera
 
 
 def check_output(out: Path, overwrite: bool, kind: str = "model") -> None:
-    """Refuse a folder that exists, unless *overwrite* is given and it holds just what an export wrote.
+    """Reject a folder that exists, unless *overwrite* is given and it holds just what an export wrote.
 
     Args:
         kind: what is to be made there, as in folders.KINDS.

@@ -20,7 +20,7 @@ class HeadScheduleRotaryEmbedding(nn.Module):
     """Cosines and sines of every position, for each number of rotated dims and base that some layer has.
 
     The frequencies stay fp32 when the model is cast to a smaller type: at position 1000 a bf16 angle would be
-    wrong by several radians. So they are kept as integers of the same bits, which no cast touches.
+    wrong by several radians. So their bits are kept as integers, which no cast changes.
     """
 
     def __init__(self, config: HeadScheduleConfig) -> None:
@@ -47,10 +47,17 @@ class HeadScheduleRotaryEmbedding(nn.Module):
         """Position ids [B or 1, T] -> by rotated dims and base, cosines and sines [B or 1, T, dims], fp32."""
         rotations: dict[tuple[int, float] | None, Rotation] = {}
         for index, kind in enumerate(self.kinds):
-            frequencies = getattr(self, f"frequencies_{index}").view(torch.float32)
+            bits = getattr(self, f"frequencies_{index}")
+            frequencies = decode_bits(bits) if torch.compiler.is_exporting() else bits.view(torch.float32)
             angles = (position_ids[..., None].float() * frequencies).repeat(1, 1, 2)
             rotations[kind] = (angles.cos() * self.magnitude, angles.sin() * self.magnitude)
         return rotations
+
+
+def decode_bits(bits: Tensor) -> Tensor:
+    """Positive fp32 numbers from their bits, int32, by exact arithmetic: ONNX has no view as another type."""
+    fraction, exponent = (bits % 2**23).float() / 2**23, bits // 2**23 - 127
+    return (1 + fraction) * 2.0 ** exponent.float()
 
 
 def kept_share(frequencies: Tensor, base: float, scaling: dict[str, Any]) -> Tensor:

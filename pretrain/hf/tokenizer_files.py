@@ -20,8 +20,8 @@ from pretrain.data.tokenizer import (
 
 
 def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json; a SentencePiece model, of which tokenizer.json is a
-    translation, too, for importing it again and for llama.cpp's converter.
+    """Write tokenizer.json and tokenizer_config.json. A SentencePiece model, of which tokenizer.json is a
+    translation, is also written, for importing it again and for llama.cpp's converter.
 
     Both files give a text the run's ids: nothing is put before or after it, and its control strings are text
     if they were text in training.

@@ -1,5 +1,5 @@
-"""Sends measured figures to the console, metrics.jsonl and Weights & Biases.
+"""Sends measured values to the console, metrics.jsonl and Weights & Biases.
 
-Computing a figure belongs to the package that knows it: pretrain.evaluation, pretrain.diagnostics, the
+Each value is computed in the package that it belongs to: pretrain.evaluation, pretrain.diagnostics, the
 trainer.
 """

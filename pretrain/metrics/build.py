@@ -18,25 +18,32 @@ from pretrain.utils.format import log_line
 
 
 def build_metrics(
-    run: RunConfig, world: World, step: int, model: ModelConfig, decisions: Mapping[str, Any]
+    run: RunConfig,
+    world: World,
+    step: int,
+    model: ModelConfig,
+    decisions: Mapping[str, Any],
+    verbose: bool = False,
 ) -> Metrics:
     """Build the metrics of a session, with MFU against the peak of all devices together. Collective.
 
     Args:
         step: at which the session begins.
         decisions: of Decisions.to_dict.
+        verbose: print how MFU is computed.
 
     Raises:
         UserError: the run's metrics.jsonl is not a file that can be read.
     """
     flops, dtype = model.flops_per_token(), decisions["dtype"]["value"]
     peak = None
-    # A file that cannot be read is refused by all ranks at once.
+    # A file that cannot be read is rejected by all ranks at once.
     world.on_rank_zero(lambda: last_step(run.folder))
     if world.is_main:
         per_device, source = peak_flops(world.device, torch.bfloat16 if dtype == "bf16" else torch.float32)
         peak = per_device * world.size
-        world.print_rank_zero(describe_mfu(flops, peak, source))
+        if verbose:
+            world.print_rank_zero(describe_mfu(flops, peak, source))
     study, variant = _study(run), split_run_name(run.run_name)[0]
     return Metrics(
         run.folder,
@@ -68,11 +75,10 @@ def _study(run: RunConfig) -> str | None:
 
 def describe_mfu(flops: float, peak: float, source: str) -> str:
     """What MFU refers to, and whether it compares with that of another session."""
-    line = log_line(
-        "MFU",
+    text = (
         f"= tokens/s x {flops / 1e6:,.1f} MFLOP per token (6 N_matmul + 12 sum min(T, window) A) / "
-        f"{peak / 1e12:,.3g} TFLOP/s ({source})",
+        f"{peak / 1e12:,.3g} TFLOP/s ({source})"
     )
     if source.startswith(MEASURED):
-        line += "; a peak measured anew by every session: compare tokens/s between sessions, and not MFU"
-    return line
+        text += "; every session measures the peak again: compare tokens/s between sessions, not MFU"
+    return log_line("MFU", text)

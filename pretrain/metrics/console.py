@@ -9,15 +9,17 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from pretrain.utils.format import human_number, human_seconds, terminal_columns
+from pretrain.utils.format import human_number, human_seconds, terminal_columns, wrap_text
 
 BAR_FORMAT = "{percentage:3.0f}% |{bar}| {desc}"
 BAR_COLUMNS = 18
-"""Columns of the percentage and of a bar of ten, with a space beside it."""
+"""Columns of the percentage and of a bar of ten, with a space next to it."""
+SEPARATOR = " | "
+"""Between the values of a line."""
 WIDE = 80
 """Columns of a usual terminal."""
 FIRST = ("train_loss", "left", "tokens_per_second")
-"""What a terminal shows first; the other figures as far as they fit."""
+"""What a terminal shows first; other values follow if there is room."""
 # Figure -> its text, in the order of a line.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "train_loss": "loss {:.4f}".format,
@@ -34,9 +36,9 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
 
 
 class Console:
-    """Shows the newest value of each figure, and keeps messages apart from them.
+    """Shows the newest value of each metric, and keeps messages separate from them.
 
-    Figures of a validation appear in a line of their own step only.
+    Results of a validation appear only in the line of their step.
 
     Args:
         total_steps: the step at which the run ends.
@@ -76,7 +78,7 @@ class Console:
         self._printed_step = start_step
 
     def update(self, step: int, row: Mapping[str, Any]) -> None:
-        """Store the figures of *row*, and show them if a line is due."""
+        """Store the values of *row*, and show them if a line is due."""
         now = self.clock()
         if self._first is None:
             self._first = (step, now)
@@ -120,11 +122,11 @@ class Console:
         return pace * (self.total_steps - self.step)
 
     def line(self) -> str:
-        """Return the newest figures in one line, leaving out those that are not known."""
-        return " | ".join(self._figures().values())
+        """Return the newest values as a line of text, leaving out those that are not known."""
+        return SEPARATOR.join(self._figures().values())
 
     def _figures(self) -> dict[str, str]:
-        """The step and the newest figures as text, in the order of a line."""
+        """The step and the newest values as text, in the order of a line."""
         width = len(str(self.total_steps))
         known = dict(self.latest)
         if rates := sorted({value for name, value in known.items() if name.startswith("lr/")}):
@@ -137,10 +139,10 @@ class Console:
         return {"step": f"step {self.step:>{width}}/{self.total_steps}"} | figures
 
     def _describe(self) -> None:
-        """Put what fits into the terminal beside the bar: figures are left out, but none is cut off."""
+        """Show next to the bar as many values as fit into the terminal; none is cut off."""
         assert self._bar is not None
         columns, figures = terminal_columns(self.stream), self._figures()
-        shown, separator = figures.pop("step"), " | " if columns >= WIDE else "  "
+        shown, separator = figures.pop("step"), SEPARATOR if columns >= WIDE else "  "
         for name in sorted(figures, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
             room = columns - (BAR_COLUMNS if name not in FIRST else 0)
             if len(longer := shown + separator + figures[name]) <= room:
@@ -150,6 +152,7 @@ class Console:
         self._bar.set_description_str(shown, refresh=False)
 
     def _print_line(self) -> None:
-        self.message(self.line())
+        columns = terminal_columns(self.stream)
+        self.message(wrap_text(self.line(), columns - 7, SEPARATOR).replace("\n", f"\n{'':4}{SEPARATOR}"))
         self._printed_at = self.clock()
         self._printed_step = self.step

@@ -29,7 +29,7 @@ from pretrain.utils.files import atomic_file, open_regular
 FILE_NAME = "metrics.jsonl"
 EVALUATION_NAME = "evaluation.jsonl"
 OF_SCORES = ("checkpoint", "scored")
-"""Names of its rows that say what was scored, and how; they are no figures."""
+"""Names in its rows that describe what was scored, and how; they are not metrics."""
 TAIL = 1 << 16
 """Bytes at the end of a file that hold at least one whole row."""
 MOST_BYTES = 1 << 24
@@ -81,13 +81,13 @@ class MetricsFile:
         self._file: IO[bytes] | None = None
         self._failed = False
         self._rows: list[dict[str, Any]] = []
-        """The newest row, to which figures of its step are added, and before it those that a full disk did
+        """The newest row, to which values of its step are added, and before it those that a full disk did
         not take."""
         self._place: int | None = None
         """Where in the file those rows begin; None: at its end."""
 
     def append(self, step: int, row: Mapping[str, Any]) -> None:
-        """Write a row, or add figures to the newest one if it is of the same step. A full disk is reported
+        """Write a row, or add values to the newest one if it is of the same step. A full disk is reported
         once, and does not end the training; rows wait in memory."""
         if not self._rows or self._rows[-1]["step"] != step:
             self._rows.append({"step": step})
@@ -107,7 +107,7 @@ class MetricsFile:
             self._place, self._rows = self._place + sum(map(len, lines[:-1])), self._rows[-1:]
         except OSError as error:
             if not self._failed:
-                self._report(f"warning: cannot write {self.path} ({error.strerror}); training goes on")
+                self._report(f"warning: cannot write {self.path} ({error.strerror}); training continues")
             self._failed = True
 
     def truncate_after(self, step: int) -> int:
@@ -170,7 +170,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     *path* may be the run's folder. Lines that are not rows, such as a half-written last one, are left out.
 
     Raises:
-        UserError: as open_metrics; a figure that is not a number.
+        UserError: as open_metrics; a value that is not a number.
     """
     merged: dict[int, dict[str, Any]] = {}
     for row in _rows(path):
@@ -179,7 +179,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class Columns:
-    """The figures of a metrics file by name: 8 bytes a figure, and 8 a row.
+    """The values of a metrics file by name: 8 bytes for each value, and 8 for each row.
 
     Raises:
         UserError: as read_metrics.
@@ -238,7 +238,7 @@ def _find_file(path: Path) -> Path:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines that the file has now, each with its end; a run may go on appending.
+    """The lines that the file has now, each with its end; a run may still append to it.
 
     Raises:
         UserError: a line is longer than any row, and so may be all that follows.
@@ -268,7 +268,7 @@ def _read_step(line: bytes) -> int:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows in the order of the file; of a run's folder also those of evaluation.jsonl, up to the step
-    that the run has reached. Raises UserError for a figure that is not a number."""
+    that the run has reached. Raises UserError for a value that is not a number."""
     yield from read_rows(path)
     if (scored := path / EVALUATION_NAME).exists():
         reached = last_step(path)
@@ -278,7 +278,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of one file as they were written. Raises UserError for a figure that is not a number."""
+    """The rows of one file as they were written. Raises UserError for a value that is not a number."""
     for number, line in enumerate(_lines(path), 1):
         try:
             yield cast(dict[str, Any], _ROW.validate_json(line))

@@ -20,9 +20,9 @@ from pretrain.utils.stdio import note_errors
 
 
 class Metrics:
-    """Shows and writes the figures of one session of a run, on the main rank only.
+    """Shows and writes the metrics of one session of a run, on the main rank only.
 
-    Use it as a context manager; its end shows the last figures and gives wandb some time to finish.
+    Use it as a context manager; its end shows the last values and gives wandb some time to finish.
 
     Args:
         folder: the run's folder.
@@ -32,7 +32,7 @@ class Metrics:
         flops_per_token: training FLOPs per token, for MFU.
         peak_flops: peak of all the run's devices together in FLOP/s, for MFU; None leaves MFU out.
         every_seconds: shortest time between two lines of a log.
-        tensorboard: whether event files are written, too.
+        tensorboard: whether event files are also written.
         wandb: further arguments of WandbLogger: mode, project, config, group, tags.
     """
 
@@ -162,7 +162,7 @@ class Throughput:
     Args:
         flops_per_token: training FLOPs per token.
         peak_flops: peak of all devices together, in FLOP/s.
-        window: number of the latest counts that the figures are taken over.
+        window: number of the latest counts that the values are averaged over.
         clock: seconds that only go forward.
     """
 

@@ -1,4 +1,4 @@
-"""Collects rows of metrics whose figures are still on the device.
+"""Collects rows of metrics whose values are still on the device.
 
 Reading a loss waits for the device. A step therefore only notes its tensors; one read serves all steps since
 the last, and metrics.jsonl still gets a row for every step.

@@ -25,15 +25,15 @@ MOST_GROUP, MOST_TAG = 128, 64  # characters that wandb takes
 
 
 class WandbLogger:
-    """Sends rows to wandb from a thread of its own.
+    """Sends rows to wandb from a separate thread.
 
     Starting wandb takes a second or more (it starts a service process, and online it talks to a server), so
     all of its work happens in the thread and rows wait in a queue. The run's id is kept in the folder, and a
-    resumed run continues the same curves. Figures are drawn over tokens.
+    resumed run continues the same curves. Values are plotted over tokens.
 
     wandb drops every row before its newest step. Training steps that a resumed run repeats are left out,
-    since they are the same numbers again; other figures of earlier steps go into the next row, with the
-    tokens that they are of.
+    since they are the same numbers again; other values of earlier steps go into the next row, with their
+    token counts.
 
     Args:
         folder: the run's folder; wandb's files go to its ``wandb`` folder.
@@ -74,7 +74,7 @@ class WandbLogger:
         if tags and "WANDB_TAGS" not in os.environ:
             filed["tags"] = [tag[:MOST_TAG] for tag in tags]
         try:
-            # Here and not in the thread: imports beside the training's own could meet half-loaded modules.
+            # Here and not in the thread: imports during those of training could meet half-loaded modules.
             import wandb
         except Exception as error:
             if asked == "auto" and isinstance(error, ModuleNotFoundError):
@@ -169,7 +169,7 @@ class WandbLogger:
         self._report(log_line("wandb", text))
 
     def _say_failed(self, error: Exception) -> None:
-        self._say(f"stopped ({_first_line(error)}); the run goes on, metrics.jsonl has everything")
+        self._say(f"stopped ({_first_line(error)}); the run continues, metrics.jsonl has everything")
 
 
 def _first_line(error: Exception) -> str:
@@ -182,8 +182,8 @@ FOLDER = "tensorboard"
 class TensorBoardLogger:
     """One event file for each session of a run, in the run's folder ``tensorboard``.
 
-    The files are written by a thread of the library's. What fails is said once, and no step waits or ends for
-    it. TensorBoard leaves out what an earlier session logged from the first step of a later one on.
+    The files are written by a thread of the library. A failure is reported once; no step waits or fails
+    because of it. TensorBoard hides what an earlier session logged from the first step of a later one on.
 
     Args:
         folder: the run's.
@@ -215,10 +215,11 @@ class TensorBoardLogger:
 
     @contextmanager
     def _report_failure(self) -> Iterator[None]:
-        """Say what failed in the block, and write no more."""
+        """Report an error of the block, and write no more."""
         try:
             yield
         except Exception as error:
             self._writer = None
-            text = f"stopped ({quote(error, 200, plain=True)}); the run goes on, metrics.jsonl has everything"
+            reason = quote(error, 200, plain=True)
+            text = f"stopped ({reason}); the run continues, metrics.jsonl has everything"
             self._report(log_line("tensorboard", text))

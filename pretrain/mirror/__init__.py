@@ -1,1 +1,1 @@
-"""Copies of checkpoints in a store elsewhere: written beside the training, and fetched when a run is lost."""
+"""Copies of checkpoints in a remote store: written in the background, and fetched when a run is lost."""

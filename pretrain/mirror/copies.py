@@ -1,14 +1,14 @@
-"""Copies checkpoints to a store beside the training: ``checkpoint.mirror: s3://bucket/folder``.
+"""Copies checkpoints to a store in the background: ``checkpoint.mirror: s3://bucket/folder``.
 
 The store is anything that fsspec opens by a URL. A run's copy is URL/NAME: the files of its checkpoints below
-checkpoints/, the manifest of each as the last, so that one without it is not whole; beside them what the
-run's folder says of itself, and ``latest``, the newest checkpoint of the run's curve. Every file is read back
+checkpoints/, the manifest of each as the last, so that one without it is incomplete; next to them the files
+that describe the run, and ``latest``, the newest checkpoint of the run's curve. Every file is read back
 and compared with its hash before a copy counts as safe; ``mirror.json`` in the run's folder lists those, and
 a checkpoint that was fetched from there. Where another checkpoint of the same step is in the store, the
 manifest's ``places`` names the files that lie under another name than their own.
 
-A thread of rank 0 copies. A store that is away or full is said once, and tried again until the run ends;
-nothing in the training waits for it. Nothing is deleted in the store.
+A thread of rank 0 copies. If the store is unreachable or full, this is reported once, and copying is retried
+until the run ends; training never waits for it. Nothing is deleted in the store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pretrain.utils.parsing import read_json
 
 RECORD = "mirror.json"
 OF_THE_RUN = ("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl", "evaluation.jsonl")
-"""What a run that was lost cannot be understood without, copied with each checkpoint."""
+"""Files that describe a run, copied with each checkpoint."""
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
 CLOSE_SECONDS = 600.0
@@ -238,11 +238,11 @@ def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], St
         reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
         raise UserError(
             f"checkpoint.mirror: {url} cannot be read ({reason}), and {run_folder} holds no checkpoint; try "
-            "again when it can, or leave checkpoint.mirror out to begin anew"
+            "again when it can, or leave checkpoint.mirror out to start from scratch"
         ) from error
     raise UserError(
         f"checkpoint.mirror: {'; '.join(notes)}, and {run_folder} holds no checkpoint; give another --name "
-        "to begin anew"
+        "to start from scratch"
     )
 
 
@@ -257,7 +257,7 @@ def _fetch(store: Store, name: str, run_folder: Path) -> str | None:
         listed = {key: value for key, value in values.items() if key not in ("mirror", "places")}
         manifest, places = from_dict(Manifest, listed, MANIFEST), values.get("places", {})
         with atomic_folder(target) as partial:
-            for file in manifest.files:  # names inside the folder: Manifest refuses others
+            for file in manifest.files:  # names inside the folder: Manifest rejects others
                 store.get(f"checkpoints/{name}/{places.get(file, file)}", partial / file)
             (partial / MANIFEST).write_text(json.dumps(to_dict(manifest), indent=1), encoding="utf-8")
             if problem := verify(partial):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class MirrorHook(Hook):
     """Copies to ``checkpoint.mirror`` what earlier sessions have not, and every checkpoint that is saved.
 
-    A checkpoint stays in the run's folder until its copy is safe; but for the newest two it goes all the
-    same when less than ``checkpoint.mirror_reserve`` GiB are left there.
+    A checkpoint stays in the run's folder until its copy is safe. If less than ``checkpoint.mirror_reserve``
+    GiB are left there, all but the newest two are deleted even without a copy.
     """
 
     name = "mirror"

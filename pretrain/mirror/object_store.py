@@ -28,7 +28,7 @@ PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "file": "fsspec"}
 
 
 def check_mirror(url: str) -> None:
-    """Refuse a URL that cannot be opened here; no connection is made.
+    """Reject a URL that cannot be opened here; no connection is made.
 
     Raises:
         UserError: it says what is valid, or what to install.

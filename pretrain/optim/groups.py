@@ -100,7 +100,7 @@ def plan_groups(
         config: which kinds are decayed, and whether Muon steps some.
         rules: the first that matches a parameter is its rule.
         scale: of Muon's updates.
-        separate: whether every matrix and embedding has a group of its own, such as
+        separate: whether every matrix and embedding has a separate group, such as
             ``base/layers.0.attention.q/muon``.
 
     Returns:
@@ -184,7 +184,7 @@ def build_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig, offload: bool, muon: MuonConfig | None = None
 ) -> torch.optim.Optimizer:
     """Build AdamW over *groups*: torch's fused kernel, or DeepSpeedCPUAdam when the optimizer state lives on
-    the host. With kind muon torch's, beside Muon with the settings *muon*, in both cases.
+    the host. With kind muon, in both cases torch's AdamW together with Muon, which has the settings *muon*.
 
     DeepSpeedCPUAdam is compiled at its first use (about a minute; it needs g++ and ninja).
     """
@@ -207,10 +207,9 @@ class GroupRates:
     """Learning rate and weight decay of every group at every step.
 
     lr(group, step) = peak x base schedule(step) x factor of its rule(step) x width_factor x its factor in
-    ``factors``. Muon's groups may
-    have a peak of their own. Both updates subtract lr x weight_decay x weight (Loshchilov & Hutter 2019,
-    algorithm 2), so a rule slows the decay down as well; ``decay_with_lr: false`` divides the factor out
-    again. width_factor is divided out always: how long a weight lasts does not depend on the width.
+    ``factors``. Muon's groups may have a separate peak. Both updates subtract lr x weight_decay x weight
+    (Loshchilov & Hutter 2019, algorithm 2), so a rule also slows the decay; ``decay_with_lr: false`` divides
+    the factor out again. width_factor is always divided out: the decay does not depend on the width.
 
     Args:
         groups: the groups, as run_groups returns them.

@@ -1,7 +1,7 @@
 """Muon for the matrices of the blocks, AdamW for everything else: one optimizer for ZeRO to step.
 
 It is not DeepSpeed's Muon, which writes updates over gradients before they are clipped and makes each
-tensor-parallel shard orthogonal by itself. This one steps ZeRO's flat fp32 masters as AdamW does, after
+tensor-parallel shard orthogonal separately. This one steps ZeRO's flat fp32 masters as AdamW does, after
 clipping.
 
 Matrices are made orthogonal by Newton-Schulz iterations, whole or head by head. Five steps move the singular
@@ -101,7 +101,7 @@ SMALLEST_NORM = 1e-30
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Move the singular values of *matrices*, [..., rows, cols], towards 1, each by itself.
+    """Move the singular values of each of *matrices*, [..., rows, cols], towards 1.
 
     Args:
         dtype: of the iterations; None: bf16 on a GPU, else that of *matrices*.

@@ -2,8 +2,9 @@
 
     python -m pretrain.plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
-takes every flag of pretrain/main.py besides its own. A plan that does not fit is refused with exit code 2 and
-one line that says what would fit. The plan itself is made in run_plan.py; this file reads flags and prints.
+takes every flag of pretrain/main.py besides its own. A plan that does not fit is rejected with exit code 2
+and a one-line error that lists what would fit. The plan itself is made in run_plan.py; this file reads flags
+and prints.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     """Parse the arguments into this command's own options, the run, and the path of the ds_config.
 
     Raises:
-        UserError: for what pretrain.config.run_config refuses, or an option that is out of range.
+        UserError: for settings that pretrain.config.run_config rejects, or an option that is out of range.
     """
     parser = CommandParser(
         prog="python -m pretrain.plan",

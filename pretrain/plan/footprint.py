@@ -1,7 +1,7 @@
 """Computes the parts of a run's memory by arithmetic: the parameters of a rank, and its activations.
 
 pretrain/plan/memory.py puts them together. s is the size of a compute element in bytes (bf16 2, fp32
-4), t the tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md has the formulas beside
+4), t the tensor-parallel degree, B T the tokens of a micro-batch. docs/memory.md compares the formulas with
 measurements.
 """
 
@@ -250,7 +250,7 @@ class Activations:
     outside: int
     """Ids, labels and rotary tables."""
     documents: int
-    """What a document mask adds , 0 without one."""
+    """What a document mask adds; 0 without one."""
     head_gradient: int
     """The fp32 gradient of the LM head's weight, which a fused loss makes in the forward pass; else 0."""
     logits: int
@@ -291,8 +291,8 @@ def activations(
     work = hidden + tokens * s * (2 if config.ffn == "swiglu" else 1) * max(config.ffn_widths) // t
     fused = settings.fused != "none" and t == 1 and config.classes is None
     if fused:
-        # The logits of a product, beside them a chunk's softmax, or what is added to the LM head's gradient.
-        # On a CPU torch widens the logits in a copy of their own before it takes the softmax.
+        # The logits of a product, and a chunk's softmax or what is added to the LM head's gradient. On a CPU
+        # torch widens the logits in a separate copy before it takes the softmax.
         chunks = token_products(tokens, columns, device)[0]
         narrow = s < FP32_BYTES
         softmax = FP32_BYTES * chunks[0].stop * (2 if narrow and device == "cpu" else 1)

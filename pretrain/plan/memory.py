@@ -160,7 +160,7 @@ def memory_plan(
     - reduction: all gradients, no activations;
     - step: gradients, flattened for the optimizer.
 
-    Each of the data-parallel ranks is settings.context_parallel ranks, among which states are cut, too.
+    Each data-parallel rank stands for settings.context_parallel ranks, which also partition the states.
     """
     data_parallel *= settings.context_parallel
     parameters = rank_parameters(config, tensor_parallel)

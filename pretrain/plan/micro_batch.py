@@ -59,7 +59,7 @@ def plan_batch(
         limit = CPU_MICRO_BATCH_TOKENS // model.context_length if device == "cpu" else per_rank
         sizes = (data_parallel, tensor_parallel, usable_memory(memory, device), limit)
         micro_batch = find_micro_batch(per_rank, model, settings, *sizes, device)
-        if micro_batch is None:  # the smallest comes closest; check_split refuses where none is valid
+        if micro_batch is None:  # the smallest comes closest; check_split rejects it where none is valid
             micro_batch = min(valid_micro_batches(per_rank, model, tensor_parallel, c), default=1)
     check_split(model, tensor_parallel, micro_batch, c)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
@@ -93,10 +93,10 @@ def find_micro_batch(
 def _check_states_fit(
     model: ModelConfig, settings: EngineSettings, data_parallel: int, memory: int, tensor_parallel: int
 ) -> None:
-    """Refuse what a CPU's memory cannot hold before a batch is read: the system would kill the run without a
+    """Reject what a CPU's memory cannot hold before a batch is read: the system would kill the run without a
     message.
 
-    A GPU reports by itself what does not fit.
+    A GPU reports an out-of-memory error anyway.
     """
     replicas = data_parallel * settings.context_parallel
     kept = states(rank_parameters(model, tensor_parallel), settings, replicas)
@@ -116,8 +116,8 @@ def usable_memory(memory: int, device_type: DeviceType) -> int:
 
 
 def device_memory(device: torch.device, local_ranks: int = 1) -> int:
-    """Bytes of one rank's device, or on a CPU of the memory that the job may use, shared among its ranks; of
-    both the share of a run beside others (SHARING)."""
+    """Bytes of one rank's device, or on a CPU of the memory that the job may use, divided among its ranks;
+    of either the share of one of several concurrent runs (SHARING)."""
     text = os.environ.get(SHARING, "1")
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"{SHARING}: {text!r} is not valid; give the number of runs that share the device")

@@ -22,7 +22,7 @@ PHASES = {
 
 
 def describe(plan: RunPlan, ds_config: str) -> str:
-    """Format the plan in sections, every figure with its unit; memory and traffic are of one rank."""
+    """Format the plan in sections, every value with its unit; memory and traffic are of one rank."""
     run, model, machine, batch = plan.run, plan.model, plan.machine, plan.batch
     precision = "bf16" if plan.settings.bf16 else "fp32"
     gpu = f"{machine.gpu}, {machine.memory / GIB:.1f} GiB"
@@ -33,7 +33,7 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         f"heads {format_heads(model.heads)}, FFN width {format_heads(model.ffn_widths)}, {blocks}d_model "
         f"{model.d_model}, context {model.context_length}, "
         f"vocabulary {model.vocab_size:,}",
-        f"world    {machine.ranks} ranks = {machine.nodes} x {machine.gpus_per_node} GPUs ({gpu}); "
+        f"ranks    {machine.ranks} = {machine.nodes} x {machine.gpus_per_node} GPUs ({gpu}); "
         f"{run.tensor_parallel} tensor-parallel x "
         + (f"{run.context_parallel} context-parallel x " if run.context_parallel > 1 else "")
         + f"{batch.data_parallel} data-parallel",
@@ -155,7 +155,7 @@ def _table(title: str, rows: list[tuple[str, int, str]]) -> list[str]:
 
 
 def to_json(plan: RunPlan) -> dict[str, Any]:
-    """Return every figure of the plan; bytes as integers, seconds and FLOP/s as floats."""
+    """Return every value of the plan; bytes as integers, seconds and FLOP/s as floats."""
     run, machine, seconds = plan.run, plan.machine, plan.seconds_per_step
     return {
         "model": run.model,

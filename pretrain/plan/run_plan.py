@@ -94,7 +94,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
     has bf16.
 
     Raises:
-        UserError: for what the trainer would refuse: sizes that do not divide, contradicting settings.
+        UserError: for what the trainer would reject: sizes that do not divide, contradicting settings.
     """
     check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
     asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
@@ -191,7 +191,7 @@ def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:
 
 
 def check_fits(plan: RunPlan) -> None:
-    """Refuse a plan whose peak is too large, in one line that says what would fit.
+    """Reject a plan whose peak is too large, with a one-line error that lists what would fit.
 
     Raises:
         UserError: it does not fit.

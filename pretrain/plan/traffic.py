@@ -71,7 +71,7 @@ def traffic(
     Tensor-parallel bytes are pretrain.plan.tensor_parallel's; activation checkpointing repeats their forward
     half.
 
-    Each of the data-parallel ranks is settings.context_parallel ranks, among which gradients are summed, too.
+    Each data-parallel rank stands for settings.context_parallel ranks, over which gradients are also summed.
 
     Raises:
         UserError: t does not divide the model, or the micro-batch cannot be split.

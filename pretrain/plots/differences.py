@@ -1,4 +1,4 @@
-"""Describes differences between runs, such as other data, that make a comparison of their figures unfair."""
+"""Describes differences between runs, such as other data, that make a comparison of their results unfair."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pretrain.utils.format import describe_several
 
 @dataclass(frozen=True)
 class RunDifferences:
-    """Differences between runs whose figures are shown together."""
+    """Differences between runs whose results are shown together."""
 
     lines: list[str]
-    """One line for each difference; empty when nothing differs but what is compared."""
+    """A line for each difference; empty when only what is compared differs."""
     tokenizers: bool
     """Whether the tokenizers differ: losses in nats per token are not comparable then, bits per byte are."""
     data: bool
-    """Whether the runs were trained on different data, so that their held-out texts differ, too."""
+    """Whether the runs were trained on different data, so that their held-out texts also differ."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def run_differences(folders: Sequence[Path], steps: Sequence[int] | None = None)
     Models, seeds and rates are what runs are compared for, so they are not mentioned.
 
     Args:
-        steps: the step of each run's figures; None: steps are not compared.
+        steps: the step of each run's results; None: steps are not compared.
     """
     if len(folders) < 2:
         return RunDifferences([], False, False)

@@ -66,7 +66,7 @@ def _curve(group: Group, rates: GroupRates, steps: int, released: int | None) ->
 
 
 def _draw(run: RunConfig, groups: list[Group], rates: GroupRates, out: Path) -> None:
-    # Groups that differ in weight decay only have the same curve: one line for them.
+    # Groups that differ only in weight decay have the same curve, which is drawn once.
     curves: dict[tuple[float, ...], list[Group]] = {}
     for group in groups:
         curves.setdefault(tuple(_curve(group, rates, run.steps, None)), []).append(group)

@@ -50,10 +50,10 @@ class PrepareOptions:
     out: str
     """corpus folder to write, such as data/NAME"""
     text: tuple[str, ...] = ()
-    """files, folders or globs, .gz, .bz2, .xz and .zst too"""
+    """files, folders or globs, also .gz, .bz2, .xz and .zst"""
     format: Literal["auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet"] | None = None
-    """of --text. auto: by the file's ending, JSON Lines (jsonl), a JSON array (json), csv, tsv, parquet, or
-    text, a document a file; lines: text, a document a line (default: auto)"""
+    """format of --text: text has a document per file, lines a document per line; jsonl (JSON Lines), json (a
+    JSON array), csv, tsv and parquet have one per record. auto goes by the file's suffix (default: auto)"""
     dataset: str | None = None
     """builtin (the running Python's standard library), a dataset on the Hugging Face hub, or a local folder
     that the datasets library reads"""
@@ -75,7 +75,7 @@ class PrepareOptions:
     train_tokenizer: int | None = None
     """train a SentencePiece tokenizer of so many entries (default: 4096)"""
     lossy_tokenizer: bool = False
-    """take a tokenizer that does not give the text back, such as one that lower-cases it"""
+    """accept a tokenizer whose decoded tokens differ from the text, such as one that lower-cases it"""
     validation_fraction: float | None = None
     """fraction of documents held out for validation, chosen by their hash (default: 0.05; of datasets that
     come over the network 0.005)"""
@@ -143,7 +143,8 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
         PrepareOptions,
         argv,
         "python -m pretrain.prepare",
-        "Tokenize text into a corpus folder that the trainer reads. Interrupted, the same command goes on.",
+        "Tokenize text into a corpus folder that the trainer reads. After an interruption, run the same "
+        "command again to resume.",
         epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
         "every byte, labelled makes a classification task.",
     )
@@ -221,4 +222,4 @@ def _run(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code is that of run_command."""
-    return run_command(_run, arguments, "interrupted; the same command goes on where it stopped")
+    return run_command(_run, arguments, "interrupted; run the same command again to resume")

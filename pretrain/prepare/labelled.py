@@ -42,7 +42,7 @@ class LabelledOptions:
     train_tokenizer: int | None = None
     """train a SentencePiece tokenizer of so many entries on the training examples (default: 2048)"""
     lossy_tokenizer: bool = False
-    """take a tokenizer that does not give the text back, such as one that lower-cases it"""
+    """accept a tokenizer whose decoded tokens differ from the text, such as one that lower-cases it"""
 
 
 def run_labelled(argv: Sequence[str]) -> Path:

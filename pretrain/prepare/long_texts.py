@@ -19,7 +19,7 @@ from pretrain.data.tokenizer import Tokenizer
 TOKENIZED_AT_ONCE = 1 << 18
 """Characters of whole documents that are tokenized at once; a longer one is cut into pieces."""
 PIECE = 1 << 16  # characters
-_OVERLAP = 1 << 12  # characters at the end of a piece which the next one tokenizes, too
+_OVERLAP = 1 << 12  # characters at the end of a piece which the next one also tokenizes
 _WORD_STARTS, _CUTS = 4, 8  # places tried: before words, and all in all
 
 

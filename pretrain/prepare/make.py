@@ -73,9 +73,9 @@ def tokenizer_request(tokenizer: Tokenizer | int) -> str:
 class Preparation:
     """The making of a corpus folder.
 
-    A folder that already holds this very corpus is left alone; any other content of *out* is refused. Several
-    processes may work on it at once: one works, the others wait. What an interrupted one has finished is used
-    by the next.
+    A folder that already holds this very corpus is left alone; any other content of *out* is rejected.
+    Several processes may work on it at once: one works, the others wait. What an interrupted one has finished
+    is used by the next.
 
     Raises:
         UserError: bad input.
@@ -154,7 +154,7 @@ class Preparation:
         return self.out
 
     def _set_up(self, request: dict[str, Any]) -> tuple[Path, list[tuple[Unit, str]]]:
-        """The folder of the tokenizer, beside the parts, and the units with their keys. A tokenizer that is
+        """The folder of the tokenizer, next to the parts, and the units with their keys. A tokenizer that is
         to be trained is trained once for a source and settings. The caller holds the lock."""
         units = self.source.units()
         most_bytes = most_bytes_read(self.selection.max_tokens)

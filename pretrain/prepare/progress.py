@@ -9,7 +9,7 @@ from pretrain.utils.format import human_seconds
 
 REPORT_SECONDS = 10.0
 Report = Callable[[str], object]
-"""Receives a line for each stage, and figures every ten seconds."""
+"""Receives a line for each stage, and its progress every ten seconds."""
 
 
 def report_nothing(line: str) -> None:
@@ -35,7 +35,7 @@ class Every:
 
 
 class Progress:
-    """Reports the figures of a stage.
+    """Reports the progress of a stage.
 
     Args:
         before: bytes of text that an earlier process had done; they do not count for the rate.

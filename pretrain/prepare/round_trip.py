@@ -1,4 +1,4 @@
-"""Checks that a tokenizer gives back the text of a corpus that is to be made with it."""
+"""Checks that a tokenizer is lossless on the text of a corpus that is to be made with it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check_round_trip(tokenizer: Tokenizer, documents: Iterable[Document]) -> Non
             place = next((at for at, (one, other) in pairs if one != other), min(len(text), len(back)))
             part = slice(max(0, place - _SHOWN), place + _SHOWN)
             raise UserError(
-                f"tokenizer: {tokenizer.name} does not give the text back: of {text[part]!r} in "
-                f"{document.path_or_id} it makes {back[part]!r}; valid: one that does, such as gpt2 or a "
-                "trained one (--train_tokenizer N), or --lossy_tokenizer to store what it makes of the text"
+                f"tokenizer: {tokenizer.name} is not lossless: {text[part]!r} in {document.path_or_id} "
+                f"decodes to {back[part]!r}; valid: a lossless one, such as gpt2 or a trained one "
+                "(--train_tokenizer N), or --lossy_tokenizer to accept this one"
             )
         characters += len(text)
         if characters >= CHECKED_CHARACTERS:

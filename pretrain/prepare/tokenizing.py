@@ -1,7 +1,7 @@
 """Tokenizes the units of a source, here or in several processes, until there is enough.
 
-Every process takes units one by one, reads and tokenizes them by itself and writes their parts; the output
-does not depend on how many processes there are.
+Every process takes units one by one, reads and tokenizes them and writes their parts; the output does not
+depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Tokenizing:
 
 _job: Job
 _stop: Any
-"""A shared integer: 0 as long as work is to go on. It has no lock, which a killed process could keep."""
+"""A shared integer, 0 while work continues. It has no lock, since a killed process could keep it."""
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def train_tokenizer_on(
     """Train a SentencePiece tokenizer of *vocab_size* entries.
 
     Args:
-        fraction: what is held out (see Split.choose), unless the source has a validation text of its own.
+        fraction: what is held out (see Split.choose), unless the source has a separate validation text.
         most_bytes: of text that is read; None reads the whole source.
 
     Raises:

@@ -30,7 +30,7 @@ class Profiler(Hook):
     Args:
         folder: where traces are written.
         rank: of this process, in their names.
-        device: whose work is traced beside the CPU's.
+        device: whose work is traced in addition to the CPU's.
     """
 
     name = "profile"

@@ -1,9 +1,8 @@
-"""What follows from what was asked, from what was saved and from the machine: one pure function, a list of
-decisions.
+"""Derives a session's decisions from settings, saved state and machine, in one pure function.
 
 RunConfig holds "auto" where the user leaves a choice, and is never rewritten. ``decide`` makes each choice,
-with its reason in words; the result is saved with every checkpoint and beside the run's config.yaml. A run
-that is resumed goes on as it began, wherever the choice would change its numbers.
+with its reason in words; the result is saved with every checkpoint and next to the run's config.yaml. A
+resumed run keeps its earlier choices wherever others would change its numbers.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Decisions:
         return {"compiled": self.compile.value, "fused": self.fused.value, "attention": self.attention.value}
 
     def to_record(self) -> Decided:
-        """What a checkpoint keeps, so that the run goes on as it began."""
+        """What a checkpoint keeps, so that a resumed run makes the same choices."""
         return Decided(
             self.compile.value, self.fused.value, self.attention.value, self.batch.value.micro_batch
         )
@@ -145,9 +144,9 @@ def decide(
     """Make every decision of a session. A function of its arguments alone.
 
     Args:
-        run: what was asked.
+        run: the requested settings.
         ds_config: what read_ds_config returned, its "auto" values still in place.
-        model: what is trained: of the request, or the one that a checkpoint goes on with.
+        model: what is trained: of the settings, or the one that a checkpoint continues with.
         saved: the checkpoint's state; one without decisions for a new run.
         facts: of the machine and the ranks.
 
@@ -192,7 +191,7 @@ def _dtype(run: RunConfig, ds_config: dict[str, Any], facts: Facts) -> Decision[
 def _threads(saved: TrainingState, facts: Facts) -> Decision[int]:
     """CPU threads per rank: those that a run on CPUs began with, since the bits depend on them.
 
-    With another number of ranks they differ anyway, and the cores are shared anew.
+    With another number of ranks the numbers differ anyway, and the cores are divided again.
     """
     before = saved.world
     if facts.threads_asked:
@@ -225,11 +224,11 @@ def _compile(
 
 
 def _fused(run: RunConfig, stage: int, compiled: bool, saved: TrainingState, facts: Facts) -> Decision[Fused]:
-    """Which products are fused, as Transformer's *fused* says it.
+    """Which products are fused, as in Transformer's *fused*.
 
-    auto: the LM head with the loss; where a GPU's blocks are compiled also q, k, v and gate, up. Without
-    a compiler the gradients of these products would have to be copied together, which costs what they save;
-    on a CPU it made no difference (docs/performance.md).
+    auto fuses the LM head with the loss; where a GPU's blocks are compiled also q, k, v and gate, up. Without
+    a compiler the gradients of these products would have to be copied together, which costs as much as fusing
+    saves; on a CPU it made no difference (docs/performance.md).
     """
     if run.fused != "auto":
         return Decision(run.fused, f"fused: {run.fused}")
@@ -266,8 +265,8 @@ def _batch(
 ) -> Decision[BatchPlan]:
     """The batch's division among ranks, micro-batches and accumulation steps.
 
-    A micro-batch that an earlier session chose is kept, so that its numbers go on; unless it was chosen for
-    another tensor- or context-parallel degree, or does not divide what a rank has per step now.
+    A micro-batch that an earlier session chose is kept, so that results stay bit-identical; unless it was
+    chosen for another tensor- or context-parallel degree, or does not divide a rank's sequences per step.
     """
     data_parallel = facts.ranks // (run.tensor_parallel * run.context_parallel)
     per_rank = run.global_batch_tokens // model.context_length // data_parallel

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class HookResult:
-    """Figures and console lines that a hook reports for a step."""
+    """Values and console lines that a hook reports for a step."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     """Key of metrics.jsonl -> number, equal on all ranks; lists under names that end in /heads."""
     lines: list[str] = field(default_factory=list)
     """Lines for the console."""
     model: ModelConfig | None = None
-    """The model to go on with, if the hook changes its shape; it has noted in the state how (see
+    """The model to continue with, if the hook changes its shape; it has noted in the state how (see
     pretrain/growth/edit.py)."""
 
 
@@ -48,7 +48,7 @@ class Hook:
     """Short and unique; checkpoints list pending hooks by it."""
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
-        """Act before step ``state.step`` (0-based) is attempted. The figures go into that step's row."""
+        """Act before step ``state.step`` (0-based) is attempted. The values go into that step's row."""
         return HookResult()
 
     def is_due(self, step: int) -> bool:
@@ -61,7 +61,7 @@ class Hook:
         Args:
             engine: DeepSpeed's engine; ``engine.module`` is the model.
             figures: the step's row of metrics.jsonl so far, equal on all ranks: ``train_loss`` (nats per
-                token), ``grad_norm`` (before clipping), and the figures of hooks before this one, such as
+                token), ``grad_norm`` (before clipping), and the values from hooks before this one, such as
                 ``val_loss``.
 
         A request to stop may end it at any forward pass of the engine. It is then called again when the run

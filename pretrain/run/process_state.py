@@ -1,4 +1,4 @@
-"""Puts back what training changes in its process, for a program that calls ``train`` and goes on afterwards.
+"""Restores what training changes in its process, for a program that continues after it has called ``train``.
 
 The commands need none of it: their process ends. What importing a library changes stays (its filters of
 warnings, folders on sys.path, variables that only torch reads again).
@@ -32,7 +32,7 @@ def claim_process() -> Iterator[None]:
     if not _training.acquire(blocking=False):
         raise UserError(
             "train: this process trains already, in another thread or in the hook that calls train; call it "
-            "afterwards, or in a process of its own (multiprocessing.get_context('spawn'))"
+            "afterwards, or in a separate process (multiprocessing.get_context('spawn'))"
         )
     try:
         yield

@@ -36,7 +36,7 @@ BEGIN_ANOTHER = "for another run from the same weights give --name OTHER and --i
 
 
 def check_imported(run: RunConfig) -> None:
-    """Refuse to begin from scratch a run whose settings are those of an import.
+    """Reject to begin from scratch a run whose settings are those of an import.
 
     Raises:
         UserError: they are; it says what keeps the weights.
@@ -63,7 +63,7 @@ def settings_to_give(imported: bool) -> str:
 
 
 def check_records(saved: TrainingState, hooks: Iterable[Hook]) -> None:
-    """Refuse a checkpoint with a record that is needed and that no hook reads.
+    """Reject a checkpoint with a record that is needed and that no hook reads.
 
     Raises:
         UserError: it names the record.
@@ -78,7 +78,7 @@ def check_records(saved: TrainingState, hooks: Iterable[Hook]) -> None:
 
 
 def describe_layout_change(saved: WorldRecord | None, world: WorldRecord | None) -> str | None:
-    """How the world differs from the one that wrote a checkpoint, in a phrase; None when they match.
+    """How the parallel configuration differs from the checkpoint's, in a phrase; None when they match.
 
     Args:
         saved: the checkpoint's ``world``.
@@ -102,13 +102,13 @@ def resets_optimizer(saved: TrainingState, run: RunConfig) -> bool:
         raise UserError(
             f"optimizer.kind: {run.folder} was trained with {before}, whose state {run.optimizer.kind} "
             f"cannot take over; give --optimizer.kind {before}, or --optimizer.reset true to keep the "
-            "weights and begin the optimizer anew"
+            "weights and reset the optimizer state"
         )
     return before != run.optimizer.kind
 
 
 def _read_earlier_request(saved: TrainingState) -> RunConfig:
-    """What was asked of the session that wrote a checkpoint.
+    """The settings of the session that wrote a checkpoint.
 
     Raises:
         UserError: state.json holds something else.
@@ -165,7 +165,7 @@ def check_resume(
         )
     resharded = [describe_layout_change(saved.world, state.world)]
     if resets_optimizer(saved, run):
-        resharded.append("the optimizer begins anew, the weights are kept")
+        resharded.append("the optimizer state is reset, the weights are kept")
     return [change for change in resharded if change] + _notes(saved, state, run)
 
 

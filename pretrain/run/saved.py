@@ -150,7 +150,7 @@ class SavedRun:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse links out of the checkpoint: an untrusted run could copy this machine's files into an export.
+    """Reject links out of the checkpoint: an untrusted run could copy this machine's files into an export.
 
     Raises:
         UserError: it names the link.

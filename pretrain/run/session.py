@@ -26,7 +26,7 @@ class Session:
     """A run, and what these processes have opened and decided to begin or continue it. Hooks are given it."""
 
     run: RunConfig
-    """What was asked."""
+    """The requested settings."""
     world: World
     """The run's ranks, as seen by this one."""
     data: RunData
@@ -34,13 +34,13 @@ class Session:
     sequences: Sequences
     """The run's endless stream of training sequences."""
     decisions: Decisions
-    """What follows from what was asked."""
+    """The decisions derived from them."""
     model_config: ModelConfig
     """The model as it is now; growth changes it while the run trains."""
     rates: GroupRates
     """Learning rate of every optimizer group at every step."""
     state: TrainingState
-    """Where the run stands; the trainer moves it on."""
+    """The run's progress, which the trainer updates."""
 
     @property
     def batch(self) -> BatchPlan:
@@ -50,8 +50,7 @@ class Session:
 
     @property
     def tokens_per_step(self) -> int:
-        """Positions of all ranks in one optimizer step: label tokens, but for the padding of labelled
-        examples."""
+        """Positions of all ranks in one optimizer step, the padding of labelled examples included."""
         return self.batch.sequences * self.model_config.context_length
 
     @property

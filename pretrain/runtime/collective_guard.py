@@ -17,12 +17,12 @@ T = TypeVar("T")
 KEY = "head_schedules/left_the_others"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2.0
-"""What has failed on one rank may be about to fail, or to end well, on this one, too."""
+"""What has failed on one rank may also be about to fail, or to end well, on this one."""
 
 
 def run_guarded(work: Callable[[], T], world: World) -> T:
-    """What *work* returns, which is collective. When it fails or is interrupted on one rank, the others leave
-    it, too. To be called once in a process.
+    """What *work* returns, which is collective. When it fails or is interrupted on one rank, the others also
+    leave it. To be called once in a process.
 
     A rank that leaves a collective leaves a thread in it: the process must end with ``leave``.
 

@@ -1,5 +1,5 @@
 """How a command begins and ends: prepare_process makes it independent of its environment, run_command ends it
-with an exit code and, after bad input, one line."""
+with an exit code and, after bad input, a one-line error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_command(
     arguments: Sequence[str] | None,
     interrupted: str = "interrupted",
 ) -> int:
-    """Run a command and print in one line what ended it early; of several ranks only rank 0 prints.
+    """Run a command; if it ends early, print why in a one-line message. Of several ranks only rank 0 prints.
 
     Args:
         command: takes the command line, without the program's name.
@@ -76,8 +76,8 @@ def bad_input(error: BaseException) -> UserError | None:
 
 
 def _find_full_disk(error: BaseException) -> UserError | None:
-    """*error*, if its text says that something could not be written: a library raises with the output of the
-    process that met NOTHING_MORE, or with its own words for it."""
+    """*error*, if its text reports that something could not be written: a library raises with the output of
+    the process that met NOTHING_MORE, or with a message for it."""
     for line in str(error).splitlines():
         if any(os.strerror(number) in line for number in NOTHING_MORE):
             return UserError(
@@ -93,8 +93,8 @@ def prepare_process() -> None:
     Libraries read files in the encoding of the locale: where that is not UTF-8, the program starts again in
     Python's UTF-8 mode, in the same process. A character that the terminal does not have is printed as its
     number. torch's C++ prints pages of frames for a rank that is gone, which gets a line here. OpenMP's
-    threads sleep while they wait, unless OMP_WAIT_POLICY is set: beside one other busy process spinning ones
-    lose two thirds of a run's speed (docs/performance.md).
+    threads sleep while they wait, unless OMP_WAIT_POLICY is set: with one other busy process, spinning
+    threads lose two thirds of a run's speed (docs/performance.md).
     """
     other = locale.getpreferredencoding(False).lower() not in ("utf-8", "utf8")
     if other and os.environ.get("PYTHONUTF8") != "1":

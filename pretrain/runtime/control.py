@@ -23,8 +23,8 @@ class Control:
     """Lets all ranks stop at the same point of the program, and reports progress to the watchdog.
 
     A vote finds the maximum of a few numbers over all ranks while a step computes: ranks submit at the
-    beginning of a step and read the result at its end. It travels over gloo beside the training's own
-    collectives and waits for no device.
+    beginning of a step and read the result at its end. It travels over gloo, concurrently with the
+    training's collectives, and waits for no device.
 
     Args:
         listener: receives requests to stop this rank; None (in tests): there are none.
@@ -71,7 +71,7 @@ class Control:
             self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def vote_result(self) -> tuple[Stopped | None, bool]:
-        """The result of the last start_vote: to go on, and not to be sure, at a turn without one. Collective.
+        """The result of the last start_vote; of a turn without one, None and True. Collective.
 
         Returns:
             The exception that is to end all ranks if one of them was asked to stop; whether some rank is

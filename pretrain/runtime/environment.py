@@ -52,7 +52,7 @@ def environment_rank() -> int:
 
 
 def read_environment() -> Launch:
-    """Read the launcher's variables; a process without a launcher is a world of size 1.
+    """Read the launcher's variables; a process without a launcher has a world size of 1.
 
     Raises:
         UserError: a variable is not a number or out of range, or variables contradict each other.
@@ -82,7 +82,7 @@ def read_environment() -> Launch:
 
 
 def check_environment() -> Launch:
-    """Refuse an environment in which the ranks could not connect.
+    """Reject an environment in which the ranks could not connect.
 
     Raises:
         UserError: as read_environment; see check_variables; a rendezvous port that is invalid or taken.
@@ -122,7 +122,7 @@ def rendezvous_port(launch: Launch) -> int:
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of CPU threads per rank that is not valid on this machine.
+    """Reject a number of CPU threads per rank that is not valid on this machine.
 
     Raises:
         UserError: the message gives the valid range.
@@ -148,7 +148,7 @@ def _integer(name: str, default: int, least: int = 0, most: int = 10**6) -> int:
 
 
 def _check_port(port: int) -> None:
-    """Refuse a port on which another process of this machine listens."""
+    """Reject a port on which another process of this machine listens."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -240,7 +240,7 @@ def _command(arguments: list[str]) -> list[str]:
     # RANK and WORLD_SIZE are set by then, also without a launcher.
     alone = read_environment().size == 1 and not {"LOCAL_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys()
     for command in [*commands, *([sys.orig_argv] if alone else [])]:
-        # On other machines deepspeed starts this module of its own.
+        # On other machines deepspeed starts this module.
         own = any(part.endswith(".launcher.launch") for part in command)
         if command[len(command) - len(arguments) :] == arguments and not own:
             return _to_typed_command(command)
@@ -268,6 +268,6 @@ def _launcher_of_environment() -> list[str]:
     if nodes > 1:
         number = ["--hostfile", "hostfile", "--num_nodes", str(nodes), *number]
     elif "LOCAL_SIZE" in os.environ and len(devices) == len(first) and devices != first and "" not in devices:
-        # DeepSpeed's launcher sets the variable in every rank, and ignores it beside a number.
+        # DeepSpeed's launcher sets the variable in every rank, and ignores it if a number is given.
         number = ["--include", f"localhost:{','.join(devices)}"]
     return ["deepspeed", *number, "--module", "pretrain.main"]

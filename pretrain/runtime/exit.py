@@ -37,9 +37,9 @@ STORE_TIMEOUT = timedelta(seconds=5)
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
     """Print how this rank failed, if it is the first, and end the process.
 
-    Bad input is one line and exit code BAD_INPUT, as of the other commands (run_command); anything else is
-    this rank's traceback and FAILED. Lines of ranks other than 0 name the rank and its host. A rank that is
-    not the first ends with the first one's code.
+    Bad input gives a one-line error and exit code BAD_INPUT, as in the other commands (run_command); anything
+    else gives this rank's traceback and FAILED. Messages of ranks other than 0 name the rank and its host. A
+    rank that is not the first ends with the first one's code.
     """
     error = bad_input(error) or error
     code = BAD_INPUT if isinstance(error, UserError) else FAILED

@@ -75,7 +75,7 @@ def detect_device() -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return one line: ``"NVIDIA H200, 139.8 GiB"`` or ``"AMD EPYC, 2 cores, 2 threads"``."""
+    """Return a description: ``"NVIDIA H200, 139.8 GiB"`` or ``"AMD EPYC, 2 cores, 2 threads"``."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
@@ -114,7 +114,7 @@ PEAK_SECONDS = 0.75
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the figure's source.
+    """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the source of the value.
 
     For a known GPU it is the data sheet's. Otherwise matrix products are timed for about a second, on the CPU
     with the current number of threads, and the fastest counts. The measurement is cached.

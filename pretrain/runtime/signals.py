@@ -60,7 +60,7 @@ class StopListener:
     Args:
         agreement_seconds: how long the other ranks may take to agree once this one was asked to stop. A rank
             that is alone by then (a peer died, or hangs) ends without saving.
-        budget_seconds: seconds after which the run stops by itself; None: no limit.
+        budget_seconds: seconds after which the run stops on its own; None means no limit.
         end: ends the process; replaced in tests.
     """
 
@@ -179,7 +179,7 @@ class StopListener:
                 self._check_the_launcher()
             elif not self._agreed and time.monotonic() > self._asked_at + self.agreement_seconds:
                 alone = os.environ.get("WORLD_SIZE", "1") == "1"
-                late = "what it is doing has not ended" if alone else "the other ranks have not agreed"
+                late = "its current operation has not ended" if alone else "the other ranks have not agreed"
                 self._say(f"asked to stop {self.agreement_seconds:g} s ago and {late}; ending without saving")
                 self._end(STOPPED)
                 return

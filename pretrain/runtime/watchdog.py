@@ -120,7 +120,7 @@ class Watchdog:
             self._end(HUNG)
 
     def _write_collectives(self) -> str:
-        """Write what NCCL's flight recorder holds beside the stacks; how to read it, for the message."""
+        """Write what NCCL's flight recorder holds next to the stacks; returns a hint for the message."""
         if not os.environ.get("TORCH_FR_BUFFER_SIZE", "0").strip("0"):
             return ""
         try:
@@ -132,6 +132,6 @@ class Watchdog:
 
 
 def start_watchdog(run: RunConfig, world: World) -> Watchdog:
-    """The watchdog of a session, with a folder of its own: the stacks of an earlier one stay. Collective."""
+    """The watchdog of a session, with a separate folder: the stacks of an earlier one stay. Collective."""
     began = world.broadcast(time.strftime("%Y-%m-%d_%H-%M-%S"))
     return Watchdog(60 * run.interruption.hang_minutes, run.folder / "stacks" / began, world.rank)

@@ -168,7 +168,7 @@ class World:
 
 
 def single_world(device: torch.device) -> World:
-    """The world of a process that works alone, without a process group."""
+    """The World of a single process without a process group."""
     return World(rank=0, local_rank=0, size=1, local_size=1, device=device)
 
 
@@ -184,7 +184,7 @@ def start_world(
 ) -> World:
     """Join the process group (gloo on CPU, NCCL on CUDA), lay out the grid and settle device and threads.
 
-    Without a launcher's environment the process becomes a world of size 1. DeepSpeed must be prepared first
+    Without a launcher's environment the world size is 1. DeepSpeed must be prepared first
     (pretrain.engine.patches.prepare_deepspeed), or it compiles an extension that is not needed.
 
     Args:

@@ -1,8 +1,8 @@
 """Studies: variants of a recipe over seeds, and what they show together.
 
 ``file`` declares the study file, ``planning`` plans its runs, ``running`` trains them, ``results`` reads what
-they left, ``power`` plans how many are needed, and ``report`` shows what they say. A run belongs to no study
-by itself: its folder is an ordinary one, and no code that trains imports this package.
+they left, ``power`` plans how many are needed, and ``report`` shows the results. A run does not depend on its
+study: its folder is an ordinary one, and no code that trains imports this package.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A study's results in one small file that lasts: what it asked, where it ran, and the losses of every run.
+"""A study's results in one small file to keep: its definition, its machine, and the losses of every run.
 
 ``head-schedules study record`` writes ``results/NAME.json``. Reports, notebooks, and the numbers and pictures
 of the documentation take such a file in place of a study's folder.

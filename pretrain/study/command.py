@@ -11,16 +11,15 @@ from typing import Any
 
 from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser as Parser
-from pretrain.config.sources import FLAGS, TEXTS
+from pretrain.config.sources import FLAGS, TEXTS, find_ds_config
 from pretrain.runtime.command import run_command
 from pretrain.study import results
 from pretrain.study.file import find_study, schema, study_names
-from pretrain.study.opening import open_study
-from pretrain.study.planned import STUDY_FILE, Study
+from pretrain.study.planned import Study
 from pretrain.study.planning import build_pilot, read_study
-from pretrain.study.results import check_settings, failed_mark, load_results, load_study
+from pretrain.study.results import check_settings, failed_mark, load_results, load_study, open_study
 from pretrain.study.running.run import list_untried, run_study
-from pretrain.study.running.scheduler import ds_config_path, most_ranks, write_study
+from pretrain.study.running.scheduler import most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
 from pretrain.utils.files import refuse_other_kind
 from pretrain.utils.format import align_columns, print_lines
@@ -56,7 +55,7 @@ def build_parser() -> Parser:
     add("--slurm", action="store_true", help="submit an array job, a task for each run")
     more = "more options of sbatch, as --sbatch='--gres=gpu:1'"
     add("--sbatch", type=shlex.split, default=[], metavar="OPTIONS", help=more)
-    add("--dry_run", action="store_true", help="say what would run, and stop")
+    add("--dry_run", action="store_true", help="print what would run, and stop")
     add = made["power"].add_argument
     pilot = "a study's folder with finished runs, to take the spread and the speed from"
     add("--pilot", type=Path, metavar="FOLDER", help=pilot)
@@ -75,7 +74,7 @@ COMMANDS = {
     "run": "train what a study still lacks; the same command resumes after a stop",
     "list": "how far each run is; without STUDY: the studies included",
     "power": "how many pairs an effect needs, and what the study costs",
-    "report": "tables and figures of what is finished, into FOLDER/report",
+    "report": "tables and pictures of the finished runs, into FOLDER/report",
     "record": "settings, versions and losses of all runs, as one small file",
     "task": "the arguments of one run, for slurm/study.sh",
     "schema": "the JSON schema of a study file, for editors",
@@ -118,10 +117,9 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """The settings that flags replace."""
-    given = {field: getattr(options, f"{SETTING}{field}") for field in FLAGS}
     found: dict[str, Any] = {}
-    for field, text in given.items():
-        if text is not None:
+    for field in FLAGS:
+        if (text := getattr(options, f"{SETTING}{field}")) is not None:
             value = text if field in TEXTS else parse_yaml(text, f"{SETTING}{field}")
             found[field] = None if text == "null" and TEXTS.get(field) else value
     return found
@@ -131,8 +129,7 @@ def _studies() -> list[str]:
     rows = [("study", "runs", "FLOPs", "sized for", "title")]
     for name in study_names():
         study = read_study(find_study(name))
-        pilots = build_pilot(study).runs if study.tried else ()
-        runs = [*pilots, *study.runs]
+        runs = [*(build_pilot(study).runs if study.tried else ()), *study.runs]
         flops = sum(planned.flops for planned in runs)
         hours, machine = study.file.hours, study.file.machine
         sized = f"{hours:g} h on {machine}" if hours else machine
@@ -146,22 +143,20 @@ def _states(study: Study) -> list[str]:
     numbers = {name: number for number, name in enumerate(results.task_names(study))}
     for planned in study.runs:
         state, metrics = results.run_state(study, planned)
-        step = f"{metrics[-1]['step']:,}" if metrics else "0"
+        step = f"{metrics[-1]['step'] if metrics else 0:,}/{planned.run.steps:,}"
         text = f"{state} ({results.failure(planned)})" if state == "failed" else state
-        rows.append((str(numbers[planned.name]), planned.name, text, f"{step}/{planned.run.steps:,}"))
+        rows.append((str(numbers[planned.name]), planned.name, text, step))
     notes = []
     if study.untuned:
         pilot = build_pilot(study)
         left = f"{len(list_untried(pilot))} of {len(pilot.runs)} pilots are left"
         notes.append(f"not tuned yet: {left} ({pilot.command('list')})")
-    if unnamed := results.describe_unnamed(results.find_unnamed_runs(study)):
-        notes.append(unnamed)
-    return [*align_columns(rows, left={1, 2}), *notes]
+    unnamed = results.describe_unnamed(study)
+    return [*align_columns(rows, left={1, 2}), *notes, *([unnamed] if unnamed else [])]
 
 
 def _task(study: Study, number: str, ranks: int | None) -> None:
-    """Print ds_config and recipe of a run, a line each, and write its recipe, and the study's files if they
-    are not there.
+    """Print ds_config and recipe of a run, a line each, and write its recipe and the study's files.
 
     A failure of an earlier attempt is forgotten: this one begins.
     """
@@ -169,14 +164,11 @@ def _task(study: Study, number: str, ranks: int | None) -> None:
         raise UserError(f"study: {study.untuned[0]} is not tuned yet; {study.command('run')}")
     refuse_other_kind(study.folder, "study", "out")
     planned = run_of_task(study, number)
-    written, config = study.folder / STUDY_FILE, study.folder / results.CONFIGS / f"{planned.name}.yaml"
-    there = all(path.is_file() for path in (written, config, study.folder / results.TASKS_FILE))
-    if not there or written.read_bytes() != study.text.encode("utf-8"):
-        check_settings(study, [planned])
-        write_study(study, [planned])
+    check_settings(study, [planned])
+    write_study(study, [planned])
     failed_mark(planned).unlink(missing_ok=True)
-    print(ds_config_path(study))
-    print(config)
+    print(find_ds_config(study.file.ds_config))
+    print(study.folder / results.CONFIGS / f"{planned.name}.yaml")
     if ranks is not None:
         print(most_ranks(planned.run, ranks))
 
@@ -189,17 +181,15 @@ def _power(study: Study, options: argparse.Namespace) -> None:
     pilot = None
     if options.pilot is not None:
         planned = load_study(options.pilot)
-        found = load_results(planned)
-        pilot = View(planned, found, study.file.measure, study.file.last_validations)
+        pilot = View(planned, load_results(planned), study.file.measure, study.file.last_validations)
     print("\n".join(power_lines(study, question, pilot)))
 
 
 def _report(study: Study) -> None:
     refuse_other_kind(study.folder, "study", "out")
     if study.recorded is None and not study.folder.is_dir():
-        raise UserError(
-            f"study: {quote(str(study.folder))} does not exist; run it first: {study.command('run')}"
-        )
+        first = f"run it first: {study.command('run')}"
+        raise UserError(f"study: {quote(str(study.folder))} does not exist; {first}")
     from pretrain.study.report.page import terminal_lines, write_report
     from pretrain.study.summaries import build_view
 

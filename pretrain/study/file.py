@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 
-from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared, from_dict
+from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared
 from model.errors import UserError, quote, suggest
 from model.heads import normalize_heads
 from pretrain.config.command_line import documentation
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import nest
 from pretrain.study.settings import Settings, Text, is_name_part, label, read_settings, refuse
-from pretrain.utils.parsing import format_yaml, parse_yaml, read_text
+from pretrain.utils.parsing import parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MOST_SEEDS = 1000
@@ -50,7 +49,7 @@ def _named(value: Any) -> Any:
 
 
 def _either(read: Any, also: Any) -> BeforeValidator:
-    """A validator of what may be written in a second way, which the JSON schema names, too."""
+    """A validator for a field with an alternative spelling, which the JSON schema also lists."""
     return BeforeValidator(read, json_schema_input_type=also)
 
 
@@ -73,7 +72,7 @@ Tune = Annotated[dict[str, Values], Field(max_length=1)]
 
 @declared()
 class LevelFile:
-    """What a variant or a named level has beside settings."""
+    """What a variant or a named level has besides settings."""
 
     recipe: Text | None = None
     """In place of the study's."""
@@ -108,7 +107,7 @@ class StudyFile:
     """Of all runs, as in a recipe."""
     vary: Annotated[dict[Text, list[Any] | dict[Text, Settings | None]], Field(min_length=1)] | None = None
     """Factors: a setting, such as optimizer.learning_rate, heads[0] or heads[1:3], with a list of values; or
-    a name of your own with levels, each a name with settings."""
+    your own name with levels, each a name with settings."""
     method: Literal["grid", "orthogonal", "fractional"] = "grid"
     """Which combinations of vary are trained: all of them; or so many that every pair (orthogonal) or every
     three (fractional) of factors has every combination of levels equally often."""
@@ -137,9 +136,9 @@ class StudyFile:
     last_validations: PositiveInt = 1
     """A run's result is the mean of so many last values."""
     effect: PositiveFloat | None = None
-    """The smallest difference that the study is meant to see."""
+    """The smallest difference that the study is designed to detect."""
     machine: Text = ""
-    """What its size was chosen for, in words."""
+    """The reason for its size, in words."""
     hours: PositiveFloat | None = None
     """The time that it takes there."""
 
@@ -195,24 +194,8 @@ def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, .
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def read_file(keys: Mapping[str, Any]) -> StudyFile:
-    """The declared object of a file's keys.
-
-    Raises:
-        UserError: it names the key, its value and what would be valid.
-    """
-    return from_dict(StudyFile, dict(keys), "study")
-
-
-def override(keys: dict[str, Any], settings: Settings) -> str:
-    """A study file's text with these settings, by dotted name, in place of its own."""
-    if settings:
-        keys = keys | {"settings": nest(read_settings(keys.get("settings"), "settings") | settings)}
-    return format_yaml(keys)
-
-
 SPELLED_FREELY = ("heads", "lr_rules", "hooks", "growth")
-"""Settings that the schema does not check: they may be written as text, too."""
+"""Settings that the schema does not check: they may also be written as text."""
 
 
 def schema() -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pretrain.study import planned
-from pretrain.study.opening import open_study
-from pretrain.study.results import load_results
+from pretrain.study.results import load_results, open_study
 from pretrain.study.running.run import run_study
 from pretrain.study.summaries import build_view
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.config.growth import GrowthConfig
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import make_run
 from pretrain.study.file import LevelFile, StudyFile
@@ -20,8 +19,6 @@ from pretrain.study.formulas import Contrast
 from pretrain.study.settings import Settings, read_settings
 from pretrain.study.tuning import Tuned
 
-HIGHER_IS_BETTER = {"val_accuracy"}
-"""Measures; of the others lower values are better."""
 STUDY_FILE = "study.yaml"
 Element = tuple[str, int]
 """A setting that has a value for each layer, and a layer."""
@@ -46,11 +43,11 @@ class Variant:
     levels: tuple[str, ...]
     """Labels, in the order of the study's factors."""
     given: Settings
-    """What the study sets beside the recipe, by dotted name."""
+    """The study's settings that replace the recipe's, by dotted name."""
     settings: Settings
     """The recipe's with these in place."""
     parts: Mapping[str, Level]
-    """What makes its name: levels by ``FACTOR: LABEL``."""
+    """What its run must have: levels by ``FACTOR: LABEL``, flags, and what pilots chose."""
     options: LevelFile
     """Those of its levels together."""
     control: str | None = None
@@ -60,6 +57,11 @@ class Variant:
     def name(self) -> str:
         """Its full name: labels joined by dots."""
         return ".".join(self.levels)
+
+    @property
+    def folder(self) -> str:
+        """The beginning of its runs' names."""
+        return "-".join(self.levels)
 
     @cached_property
     def run(self) -> RunConfig:
@@ -134,13 +136,12 @@ class PlannedRun:
     @cached_property
     def name(self) -> str:
         """Name of the run's folder, in the study's folder."""
-        return "-".join((*self.definition.levels, f"s{self.seed}"))
+        return f"{self.definition.folder}-s{self.seed}"
 
     @property
     def grows(self) -> bool:
         """Whether heads are added or removed while it trains."""
-        growth: GrowthConfig = self.run.growth
-        return growth.active
+        return bool(self.run.growth.active)
 
     @cached_property
     def flops(self) -> float:
@@ -181,10 +182,9 @@ class Study:
     @cached_property
     def tried(self) -> dict[str, tuple[str, list[Any]]]:
         """Setting and values to be tried of every variant, by full name; none without tune."""
-        tunes = {name: each.options.tune or self.file.tune for name, each in self.variants.items()}
         found = {}
-        for name, tune in tunes.items():
-            for setting, values in (tune or {}).items():
+        for name, each in self.variants.items():
+            for setting, values in (each.options.tune or self.file.tune or {}).items():
                 (setting,) = read_settings({setting: values}, "tune")
                 found[name] = setting, list(values)
         return found

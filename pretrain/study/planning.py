@@ -3,13 +3,12 @@ says."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from operator import eq
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from model.config import SCHEDULES
 from model.declared import from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import parse_heads
-from pretrain.config.run_config import RunConfig, is_folder_name
-from pretrain.config.sources import Recipe, diff_settings, flatten, load_recipe, make_run
+from pretrain.config.run_config import is_folder_name
+from pretrain.config.sources import Recipe, diff_settings, flatten, load_recipe, make_run, nest
 from pretrain.study.arrays import MOST_RUNS, compute_strength, full_factorial, orthogonal_array
-from pretrain.study.file import LevelFile, StudyFile, override, read_file, resolve
+from pretrain.study.file import LevelFile, StudyFile, resolve
 from pretrain.study.formulas import match_variants, read_contrasts
 from pretrain.study.planned import SEEN, Design, Level, PlannedRun, Study, Variant
 from pretrain.study.settings import Settings, is_name_part, label, read_settings, refuse
@@ -31,10 +30,8 @@ from pretrain.utils.parsing import format_yaml, read_text
 
 OF_A_STUDY = {"name", "runs_dir", "seed", "resume", "recipe"}
 """Settings that the study sets itself."""
-NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
-"""Settings that do not change what a run computes, or (threads) only its rounding."""
 LAYERS = re.compile(r"(?:architecture\.)?(\w+)\[(\d{1,4})(?::(\d{1,4}))?\]")
-OPTIONS = {item.name for item in dataclasses.fields(LevelFile)}
+OPTIONS = {item.name for item in fields(LevelFile)}
 VARIANT = "variant"
 """The name of the factor whose levels are the file's variants."""
 
@@ -86,16 +83,17 @@ def parse_study(
         tuned: what pilots chose; by default what is written in its folder.
     """
     flags = read_settings(settings, "settings")
-    text = override(resolve(text, where, near), flags)
-    file = read_file(resolve(text, where))
+    keys = resolve(text, where, near)
+    if flags:
+        keys["settings"] = nest(read_settings(keys.get("settings"), "settings") | flags)
+    file = from_dict(StudyFile, keys, "study")
     if not is_folder_name(name):
         raise UserError(f"study: {quote(name)} is not the name of a folder; call the file otherwise")
     _check_keys(file)
     tuned = read_tuned(out) if tuned is None else tuned
     vary = {factor: _read_factor(factor, given) for factor, given in (file.vary or {}).items()}
     levels, made = _cross(file, vary)
-    planner = _Planner(file, flags, tuned)
-    variants = {each.name: each for each in map(planner.make_variant, made)}
+    variants = {each.name: each for each in _make_variants(file, flags, tuned, made)}
     if file.baseline:
         variants = dict(_with_controls(variants, file.baseline, levels))
     runs = tuple(PlannedRun(variant, seed, out) for seed in file.seeds for variant in variants.values())
@@ -106,15 +104,17 @@ def parse_study(
         if design and (contrast.order > 2 or (contrast.order == 2 and design.strength < 4)):
             valid = f"in this study {SEEN[design.strength]}; take method grid or more runs"
             refuse(f"contrasts.{contrast.name}", contrast.formula, valid)
-    study = Study(name, out, file, variants, runs, levels, contrasts, text, design, tuned, source)
+    study = Study(
+        name, out, file, variants, runs, levels, contrasts, format_yaml(keys), design, tuned, source
+    )
     if study.tried and not file.pilot_seeds:
         raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
     if file.pilot_seeds and not study.tried:
         refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
-    folders = {name: "-".join(each.levels) for name, each in variants.items()}
+    folders = {name: each.folder for name, each in variants.items()}
     _refuse_equal(folders, "it would share a folder with {}; rename one")
     for variant in variants.values() if check_runs else ():
-        planner.check(variant)
+        _check_variant(variant)
         _refuse_unmeasured(file, variant)
     if check_runs and not pilots:
         described = {name: _describe_runs(study, name) for name in variants}
@@ -127,12 +127,11 @@ def build_pilot(study: Study) -> Study:
     """The study of the pilots of the variants of *study*, which has tune, in its folder."""
     file, variants = study.file, {}
     for name, (setting, values) in study.tried.items():
-        given = study.variants[name].given
+        variant = study.variants[name]
+        recipe = variant.options.recipe or file.recipe
         for value in values:
-            own = read_settings({setting: value}, "tune")
-            called = pilot_name("-".join(study.variants[name].levels), value)
-            recipe = study.variants[name].options.recipe or file.recipe
-            variants[called] = given | own | ({"recipe": recipe} if recipe else {})
+            own = read_settings({setting: value}, "tune") | ({"recipe": recipe} if recipe else {})
+            variants[pilot_name(variant.folder, value)] = variant.given | own
     kept = {key: getattr(file, key) for key in ("ds_config", "measure", "last_validations", "machine")}
     keys = kept | {
         "title": f"Pilots: {study.title}",
@@ -143,18 +142,11 @@ def build_pilot(study: Study) -> Study:
     return parse_study(format_yaml(keys), f"{study.name}-{PILOT}", study.folder / PILOT, pilots=True)
 
 
-def diff_fields(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Settings in which two runs differ, by dotted name; without those that do not change what is
-    computed."""
-    differing = diff_settings(one, other)
-    return {name: values for name, values in differing.items() if name.split(".")[0] not in NOT_THE_RUN}
-
-
 # ---------------------------------------------------------------------- the file
 
 
 def _check_keys(file: StudyFile) -> None:
-    """Refuse keys that do not go together."""
+    """Reject keys that do not go together."""
     if file.variants and not file.baseline:
         raise UserError("study: baseline: missing; give the variant that the others are compared with")
     if file.vary is None and not file.variants:
@@ -186,7 +178,7 @@ def _read_factor(name: str, given: list[Any] | dict[str, Settings | None]) -> di
 
 
 def _read_level(given: Settings | None, where: str) -> Level:
-    """Settings, and the options beside them."""
+    """Settings, and the options next to them."""
     given = given or {}
     options = {key: value for key, value in given.items() if key in OPTIONS}
     settings = read_settings({key: value for key, value in given.items() if key not in OPTIONS}, where)
@@ -248,9 +240,8 @@ def _make_design(
     rows = {name: tuple(map(tuple.index, labels.values(), each.levels)) for name, each in variants.items()}
     counts = [len(each) for each in labels.values()]
     # Of all combinations any columns hold every one equally often; there is nothing to count.
-    strength = len(counts)
-    if file.method != "grid":
-        strength = compute_strength(np.array(list(rows.values())), counts)
+    full = file.method == "grid"
+    strength = 4 if full else compute_strength(np.array(list(rows.values())), counts)
     given = (file.predict or {}).items()
     predict = {name: dict(_states(vary, heads, f"predict.{name}")) for name, heads in given}
     return Design(labels, rows, 4 if strength == len(counts) else strength, predict)
@@ -261,13 +252,10 @@ def _states(vary: Factors, heads: str, where: str) -> Iterator[tuple[str, str]]:
     schedule = parse_heads(heads)
     for name, levels in vary.items():
         layers = [layer for each in levels.values() for field, layer in each.elements if field == "heads"]
-        counts = {schedule[layer] if layer < len(schedule) else 0 for layer in layers}
-        if len(counts) > 1:
-            refuse(where, heads, f"layers of {name} have one head count")
-        if counts and (count := str(counts.pop())) not in levels:
-            refuse(where, heads, f"levels of {name} are {', '.join(levels)}")
-        elif counts or layers:
-            yield name, count
+        counts = {str(schedule[layer]) if layer < len(schedule) else "" for layer in layers}
+        if len(counts) > 1 or counts - levels.keys():
+            refuse(where, heads, f"layers of {name} have one head count of {', '.join(levels)}")
+        yield from ((name, count) for count in counts)
 
 
 def _with_controls(
@@ -276,79 +264,69 @@ def _with_controls(
     """The variants with what each is compared with: the baseline that shares all levels but one, or the one
     that it names."""
     rows = {name: each.levels for name, each in variants.items()}
-    named = {match for name in baselines for match in match_variants(name, "baseline", levels, rows)[0]}
+    given = (match_variants(name, "baseline", levels, rows)[0] for name in baselines)
+    named = dict.fromkeys(name for names in given for name in names)
     for name, variant in variants.items():
-        against = variant.options.against
-        if against is not None:
-            places = [at for at, labels in enumerate(levels.values()) if against in labels]
-            beside = {".".join((*variant.levels[:at], against, *variant.levels[at + 1 :])) for at in places}
-            others = [each for each in beside if each in rows and each != name]
-            if name in named or len(others) != 1:
-                valid = ", ".join(each for each in levels.get(VARIANT, ()) if each != variant.levels[-1])
-                valid = f"give another variant ({valid}), and none for the baseline"
-                refuse(f"variants.{name}.against", against, valid)
-        else:
-            shared = {each: tuple(map(eq, rows[each], variant.levels)) for each in named}
-            # Of two that differ in one level, the one that differs in a later factor.
-            others = [each for each in named if sum(shared[each]) == len(levels) - 1]
-            others = sorted(others, key=lambda each: shared[each])[-1:]
-            if name not in named and not others:
-                refuse("baseline", baselines, f"{name} needs one that differs from it in one level alone")
-        yield name, variant if name in named else dataclasses.replace(variant, control=others.pop())
+        against, others = variant.options.against, dict[int, str]()
+        for other in named if against is None else rows:
+            places = [at for at, level in enumerate(rows[other]) if level != variant.levels[at]]
+            if len(places) == 1 and against in (None, rows[other][places[0]]):
+                others[places[0]] = other
+        if against is not None and (name in named or len(others) != 1):
+            valid = ", ".join(each for each in levels.get(VARIANT, ()) if each != variant.levels[-1])
+            valid = f"give another variant ({valid}), and none for the baseline"
+            refuse(f"variants.{name}.against", against, valid)
+        if name not in named and not others:
+            refuse("baseline", baselines, f"{name} needs one that differs from it in one level alone")
+        # Of two that differ in one level, the one that differs in a later factor.
+        yield name, variant if name in named else replace(variant, control=others[max(others)])
 
 
 # ---------------------------------------------------------------------- settings
 
 
-class _Planner:
-    """Makes variants, and compares them with what their names say.
-
-    Args:
-        flags: settings of the command line, which replace the file's, by dotted name.
-    """
-
-    def __init__(self, file: StudyFile, flags: Settings, tuned: Mapping[str, Tuned]) -> None:
-        self.file, self.flags, self.tuned = file, flags, tuned
-        self.common = read_settings(file.settings, "settings")
-        _refuse_own(self.common, "settings")
-        self.load = functools.cache(functools.partial(load_recipe, what="study: recipe"))
-
-    def make_variant(self, parts: Parts) -> Variant:
-        """A variant of levels."""
+def _make_variants(
+    file: StudyFile, flags: Settings, tuned: Mapping[str, Tuned], made: Sequence[Parts]
+) -> Iterator[Variant]:
+    """The variants of these levels; *flags* are settings of the command line, by dotted name."""
+    common = read_settings(file.settings, "settings")
+    _refuse_own(common, "settings")
+    load = functools.cache(functools.partial(load_recipe, what="study: recipe"))
+    for parts in made:
         chosen = [level for _, level in parts.values()]
         options = LevelFile(**{key: value for level in chosen for key, value in level.options.items()})
-        recipe: Recipe = self.load(options.recipe or self.file.recipe)
-        given = self.common | {name: value for level in chosen for name, value in level.settings.items()}
+        recipe: Recipe = load(options.recipe or file.recipe)
+        given = common | {name: value for level in chosen for name, value in level.settings.items()}
         labels = tuple(label for label, _ in parts.values())
         if elements := {key: value for level in chosen for key, value in level.elements.items()}:
             given |= _set_elements(recipe.merge(given), elements)
-        if tuned := self.tuned.get(".".join(labels)):
-            given |= read_settings({tuned.field: tuned.value}, TUNED_FILE)
-        named = {f"{factor}: {label}": level for factor, (label, level) in parts.items()}
-        return Variant(labels, given, recipe.merge(given), named, options)
+        said = {f"{factor}: {label}": level for factor, (label, level) in parts.items()}
+        said["--settings"] = Level(flags)
+        if found := tuned.get(".".join(labels)):
+            said[TUNED_FILE] = Level(read_settings({found.field: found.value}, TUNED_FILE))
+            given |= said[TUNED_FILE].settings
+        yield Variant(labels, given, recipe.merge(given), said, options)
 
-    def check(self, variant: Variant) -> None:
-        """Compare a variant's run with its levels: setting once more what they say must change nothing.
 
-        Raises:
-            UserError: something else set a field that the study varies, tunes or was given by a flag.
-        """
-        said = [*variant.parts.items(), ("--settings", Level(self.flags))]
-        if tuned := self.tuned.get(variant.name):
-            said.append((TUNED_FILE, Level({tuned.field: tuned.value})))
-        made = flatten(to_dict(variant.run))
-        for name, level in said:
-            differing = diff_settings(variant.run, make_run(made | level.settings))
-            for (field, layer), value in level.elements.items():
-                whole = getattr(variant.run.fixed_model_config(), field)
-                own = whole[layer] if isinstance(whole, tuple) else whole
-                if own != value:
-                    differing[f"{field}[{layer}]"] = own, value
-            for setting, (own, value) in differing.items():
-                raise UserError(
-                    f"study: variant {variant.name}: {setting} is {quote(own)} where {name} says "
-                    f"{quote(value)}; let one place set it"
-                )
+def _check_variant(variant: Variant) -> None:
+    """Compare a variant's run with its parts: setting once more what they say must change nothing.
+
+    Raises:
+        UserError: something else set a field that the study varies, tunes or was given by a flag.
+    """
+    made = flatten(to_dict(variant.run))
+    for name, level in variant.parts.items():
+        differing = diff_settings(variant.run, make_run(made | level.settings))
+        for (field, layer), value in level.elements.items():
+            whole = getattr(variant.run.fixed_model_config(), field)
+            own = whole[layer] if isinstance(whole, tuple) else whole
+            if own != value:
+                differing[f"{field}[{layer}]"] = own, value
+        for setting, (own, value) in differing.items():
+            raise UserError(
+                f"study: variant {variant.name}: {setting} is {quote(own)} where {name} says "
+                f"{quote(value)}; let one place set it"
+            )
 
 
 def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -> Settings:
@@ -371,7 +349,7 @@ def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -
 
 
 def _refuse_unmeasured(file: StudyFile, variant: Variant) -> None:
-    """Refuse a study whose runs would train to their end without the value that is compared."""
+    """Reject a study whose runs would train to their end without the value that is compared."""
     run, measure = variant.run, file.measure
     other_task = "val_bpb" if run.task == "classification" else "val_accuracy"
     every = 1 if measure == "train_loss" else 0 if measure == other_task else run.validation.every
@@ -387,12 +365,12 @@ def _describe_runs(study: Study, name: str) -> str:
     setting, values = study.tried.get(name, (None, []))
     run = make_run({key: value for key, value in variant.settings.items() if key != setting})
     model = run.build_model_config()
-    run = dataclasses.replace(run, model="", heads=None, architecture={}, recipe="any")
+    run = replace(run, model="", heads=None, architecture={}, recipe="any")
     return repr((variant.options.seed_shift, setting, values, run, model))
 
 
 def _refuse_equal(described: Mapping[str, str], valid: str) -> None:
-    """Refuse two variants of one description; *valid* has a place for the name of the first."""
+    """Reject two variants of one description; *valid* has a place for the name of the first."""
     seen: dict[str, str] = {}
     for name, text in described.items():
         if (other := seen.setdefault(text, name)) != name:

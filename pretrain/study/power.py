@@ -55,22 +55,19 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     needed = None if effect is None else pairs_needed(effect, sd, question.power)
     test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
     seeds_needed = f"more than {MOST_PAIRS:,}" if needed is None else f"{needed:,}"
-    least, most = (f"{end(flops):.2e}" for end in (min, max))
+    costs = " to ".join(dict.fromkeys(f"{end(flops):.2e}" for end in (min, max)))
     growing = any(planned.grows for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
-    lines = [
-        f"spread   sd {sd:.3g} of paired differences of {study.file.measure}, {source}",
-        "needed   not known: the study names no effect; give --effect"
-        if effect is None
-        else f"needed   {seeds_needed} seeds to find {effect:g} {test}",
-    ]
+    lines = [f"spread   sd {sd:.3g} of paired differences of {study.file.measure}, {source}"]
+    unknown = "needed   not known: the study names no effect; give --effect"
+    lines.append(unknown if effect is None else f"needed   {seeds_needed} seeds to find {effect:g} {test}")
     for label, seeds in (("", needed), ("study", len(study.file.seeds))):
         if seeds is not None:
             found = detectable_effect(sd, seeds, question.power)
             total = sum(flops) * seeds / len(study.file.seeds)
             cost = f"{total:.2e} FLOPs" + (f", {human_seconds(total / rate)} as the pilot" if rate else "")
             lines.append(f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {cost}")
-    lines.append(f"cost     {least}{f' to {most}' if most != least else ''} FLOPs a run{bound}")
+    lines.append(f"cost     {costs} FLOPs a run{bound}")
     return [*lines, *(f"note     {note}" for note in notes)]
 
 
@@ -84,8 +81,8 @@ def pilot_differences(pilot: View) -> tuple[list[list[float]], list[str]]:
     groups, notes = [], []
     for summary in pilot.compared:
         if summary.other_seeds:
-            what = f"{summary.variant} is not in the spread"
-            notes.append(f"{what}: its seeds are not those of {summary.definition.control}")
+            control = summary.definition.control
+            notes.append(f"{summary.variant} is not in the spread: its seeds are not those of {control}")
             continue
         groups.append([value for value in summary.differences.values() if math.isfinite(value)])
         if lost := len(summary.differences) - len(groups[-1]):

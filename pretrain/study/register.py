@@ -29,7 +29,7 @@ class Registered:
 
 
 def expectations(study: Study) -> dict[str, Any]:
-    """What should be written down before a study runs; keys that the file leaves out are left out."""
+    """What should be written down before a study runs, without keys that the file lacks."""
     file = to_dict(study.file)
     return {key: file[key] for key in ("question", "predictions", "contrasts", "primary") if file[key]}
 
@@ -61,7 +61,8 @@ def describe_expectations(study: Study) -> list[str]:
     if found is not None:
         lines.append(f"First run {found.date} UTC, at commit {(found.commit or 'unknown')[:12]}.")
         now = expectations(study)
-        keys = sorted({*found.expected, *now})
-        if changed := [key for key in keys if found.expected.get(key) != now.get(key)]:
+        if changed := [
+            key for key in sorted({*found.expected, *now}) if found.expected.get(key) != now.get(key)
+        ]:
             lines.append(f"Changed since the first run: {', '.join(changed)}.")
     return lines

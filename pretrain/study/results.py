@@ -1,4 +1,4 @@
-"""What a study's runs have left in their folders: state, figures, and whose they are."""
+"""Reads what a study's runs have left in their folders: state, metrics, and whose they are."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import ModelConfig
 from model.errors import UserError, quote
-from pretrain.config.sources import load_run_config
+from pretrain.config.run_config import is_folder_name
+from pretrain.config.sources import diff_settings, load_run_config
 from pretrain.metrics.file import read_metrics
+from pretrain.study.file import find_study
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
-from pretrain.study.planning import diff_fields, read_study
+from pretrain.study.planning import read_study
 from pretrain.utils.files import read_regular
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 TASKS_FILE = "tasks.txt"
 """Names of runs, a line each; that of task n of a SLURM array is in line n, counted from 0."""
+NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
+"""Settings that do not change what a run computes, or (threads) only its rounding."""
 LOGS = "logs"
 CONFIGS = "configs"
 State = Literal["missing", "unfinished", "failed", "finished"]
@@ -39,7 +43,7 @@ class RunResult:
     saved: TrainingState | None = None
     """Of its newest checkpoint."""
     failure: str = ""
-    """What ended its last attempt, in a line; empty if nothing did."""
+    """A one-line message about what ended its last attempt; empty if nothing did."""
 
     @property
     def step(self) -> int:
@@ -58,15 +62,74 @@ class RunResult:
         return self.saved.world if self.saved else None
 
     def result(self, measure: str, last: int = 1) -> float | None:
-        """Mean of the *last* values of a figure; None unless the run is finished and has so many."""
+        """Mean of the *last* values of a metric; None unless the run is finished and has so many."""
         values = [row[measure] for row in self.rows if measure in row]
         return fmean(values[-last:]) if self.state == "finished" and len(values) >= last else None
+
+    @cached_property
+    def head_history(self) -> dict[int, tuple[int, ...]]:
+        """The heads of every layer from a step on: at step 0, at each check of growth, and at the last row;
+        empty without a checkpoint."""
+        if (model := self.model_config) is None:
+            return {}
+        found = {0: self.planned.run.build_model_config().heads if self.planned.grows else model.heads}
+        for row in self.rows:
+            counts: list[Any] = [row.get(f"growth/heads/layer_{layer}") for layer in range(model.num_layers)]
+            if all(isinstance(count, int) for count in counts):
+                found[row["step"]] = tuple(counts)
+        return dict(sorted(({self.step: model.heads} | found).items()))
+
+    @cached_property
+    def training_flops(self) -> float | None:
+        """FLOPs of all training steps: FLOPs per token of the model of the time, times tokens; None if not
+        known. Heads that grow count from the check at which metrics.jsonl shows them."""
+        rows = [row for row in self.rows if "tokens" in row]
+        if self.model_config is None or not rows:
+            return None
+        flops, seen, per_token = 0.0, 0, 0.0
+        for step, tokens in ((0, 0), *((row["step"], row["tokens"]) for row in rows)):
+            flops += per_token * (tokens - seen)
+            seen = tokens
+            if heads := self.head_history.get(step):
+                per_token = float(self.model_config.replace(heads=heads).flops_per_token())
+        return flops
 
     @property
     def described(self) -> str:
         """Its name and how far it is."""
         where = f"at step {self.step:,} of {self.planned.run.steps:,}"
         return f"{self.planned.name}: {self.state} {where}" + (f" ({self.failure})" if self.failure else "")
+
+
+def open_study(
+    name: str, out: Path | None = None, settings: Mapping[str, Any] | None = None, check_runs: bool = True
+) -> Study:
+    """The study of a name, a file, an archive (a file that ends with .json) or a folder.
+
+    Args:
+        out: the folder of its runs; of a name or a file ``runs/NAME`` by default.
+        settings: replace those of the file.
+        check_runs: as for parse_study.
+
+    Raises:
+        UserError: bad input.
+    """
+    path = Path(name)
+    if path.suffix == ".json":
+        from pretrain.study.archive import read_archive
+
+        return read_archive(path, out, settings)
+    if path.is_dir():
+        if out is not None and os.path.realpath(out) != os.path.realpath(path):
+            valid = "give one, or the study's file with another --out"
+            raise UserError(f"out: {str(out)!r} and the folder {name!r}: {valid}")
+        return load_study(path, check_runs, settings)
+    file = find_study(name)
+    folder = out or Path("runs") / file.stem
+    if not is_folder_name(Path(os.path.realpath(folder)).name):
+        valid = "give a folder whose name does not begin with a dot"
+        raise UserError(f"out: {str(folder)!r} is not valid; {valid}")
+    return read_study(file, folder, source=name, settings=settings, check_runs=check_runs)
 
 
 def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any] | None = None) -> Study:
@@ -77,10 +140,8 @@ def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any
     """
     path = folder / STUDY_FILE
     if not path.is_file():
-        raise UserError(
-            f"study: {quote(str(folder))} has no {STUDY_FILE}; give the folder of a study, such as runs/NAME "
-            "(head-schedules study run makes it)"
-        )
+        valid = "give the folder of a study, such as runs/NAME (head-schedules study run makes it)"
+        raise UserError(f"study: {quote(str(folder))} has no {STUDY_FILE}; {valid}")
     real = Path(os.path.realpath(folder))
     name = f"{real.parent.name}-{real.name}" if (real.parent / STUDY_FILE).is_file() else real.name
     return read_study(path, folder, name, source=str(folder), settings=settings, check_runs=check_runs)
@@ -151,16 +212,11 @@ def _text(path: Path, most_bytes: int = 1 << 26) -> str:
         return ""
 
 
-def find_unnamed_runs(study: Study) -> list[str]:
-    """Names of the runs in its folder of variants or seeds that were taken out of the study's file."""
-    named = {planned.name for planned in study.runs}
-    return sorted(
-        path.parent.name for path in study.folder.glob("*/config.yaml") if path.parent.name not in named
-    )
-
-
-def describe_unnamed(names: Sequence[str]) -> str:
-    """A sentence on runs of find_unnamed_runs, without its full stop; empty without such runs."""
+def describe_unnamed(study: Study) -> str:
+    """A sentence on the runs in its folder of variants or seeds that were taken out of the study's file,
+    without its full stop; empty without such runs."""
+    found = {path.parent.name for path in study.folder.glob("*/config.yaml")}
+    names = sorted(found - {planned.name for planned in study.runs})
     plural = "s" if len(names) != 1 else ""
     what = f"{len(names)} run{plural} that the study does not name: {shorten_names(names)}"
     return f"the folder also holds {what}" if names else ""
@@ -172,7 +228,7 @@ def shorten_names(names: Sequence[str], most: int = 3) -> str:
 
 
 def failure(planned: PlannedRun) -> str:
-    """What ended the run's last attempt, in a line; empty if nothing did."""
+    """A one-line message about what ended the run's last attempt; empty if nothing did."""
     return _text(failed_mark(planned))
 
 
@@ -182,7 +238,7 @@ def failed_mark(planned: PlannedRun) -> Path:
 
 
 def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
-    """Refuse a folder with runs that were made with other settings: their figures are not this study's.
+    """Reject a folder with runs that were made with other settings: their results are not this study's.
 
     Args:
         runs: those to look at; all of the study's by default.
@@ -191,15 +247,12 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
         UserError: it names the first such run and its fields.
     """
     for planned in study.runs if runs is None else runs:
-        path = planned.folder
-        if not (path / "config.yaml").is_file():
-            continue
-        differing = diff_fields(planned.run, load_run_config(path / "config.yaml"))
-        if differing:
-            listed = ", ".join(
-                f"{key} {made} (now {now})" for key, (now, made) in list(differing.items())[:4]
-            )
-            raise UserError(
-                f"study: {path} was made with {listed}; give another --out, or move that folder "
-                "elsewhere to run it again"
-            )
+        path = planned.folder / "config.yaml"
+        differing = diff_settings(planned.run, load_run_config(path)) if path.is_file() else {}
+        if listed := [
+            f"{key} {made} (now {now})"
+            for key, (now, made) in differing.items()
+            if key.split(".")[0] not in NOT_THE_RUN
+        ]:
+            valid = "give another --out, or move that folder elsewhere to run it again"
+            raise UserError(f"study: {planned.folder} was made with {', '.join(listed[:4])}; {valid}")

@@ -10,23 +10,21 @@ from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from model.errors import UserError
-from pretrain.study.comparable import list_values, notes_on, parameters, tokenizer, validation_text
-from pretrain.study.costs import training_flops
 from pretrain.study.formulas import Contrast
-from pretrain.study.planned import HIGHER_IS_BETTER, Study, Variant
-from pretrain.study.results import RunResult
+from pretrain.study.planned import Study, Variant
+from pretrain.study.results import RunResult, shorten_names
 from pretrain.study.statistics.paired import (
-    CONFIDENCE,
-    Interval,
+    Estimate,
     detectable_effect,
+    find_outliers,
     mean_of,
     paired_interval,
     sd_of,
 )
-from pretrain.study.statistics.ranks import RankInterval, find_outliers, signed_rank
+from pretrain.utils.format import describe_several
 
 if TYPE_CHECKING:
-    from pretrain.study.statistics.effects import Effects, Estimate
+    from pretrain.study.statistics.effects import Effects
 
 POWER = 0.8
 MEASURES = {
@@ -52,20 +50,15 @@ class Sample(dict[int, float]):
         return sd_of(self.values()) if len(self) > 1 else None
 
     @cached_property
-    def interval(self) -> Interval | None:
+    def interval(self) -> Estimate | None:
         """The 95 % t-interval of the mean; None for fewer than two values, or if one is not finite."""
         known = len(self) > 1 and all(map(math.isfinite, self.values()))
-        return paired_interval(list(self.values()), CONFIDENCE) if known else None
-
-    @cached_property
-    def ranks(self) -> RankInterval | None:
-        """The Hodges-Lehmann estimate, its exact interval and test; None as for ``interval``."""
-        return signed_rank(list(self.values()), CONFIDENCE) if self.interval else None
+        return paired_interval(list(self.values())) if known else None
 
     @property
     def detectable(self) -> float | None:
         """The smallest true mean that so many values with this spread find with a power of 80 %."""
-        return detectable_effect(self.interval.sd, len(self), POWER) if self.interval else None
+        return detectable_effect(sd_of(self.values()), len(self), POWER) if self.interval else None
 
     def subtract(self, other: Mapping[int, float]) -> Sample:
         """The differences from *other*, for the seeds that both have."""
@@ -78,7 +71,7 @@ Figure = Callable[[RunResult], float | None]
 
 
 def collect_values(runs: Runs, figure: Figure) -> Sample:
-    """A figure of each finished run that has it."""
+    """A metric of each finished run that has it."""
     found = {seed: figure(run) for seed, run in runs.items() if run.state == "finished"}
     return Sample({seed: value for seed, value in found.items() if value is not None})
 
@@ -111,7 +104,7 @@ class Summary:
         return self.differences_of(self.result)
 
     def differences_of(self, figure: Figure) -> Sample:
-        """The same of another figure."""
+        """The same of another metric."""
         return collect_values(self.runs, figure).subtract(collect_values(self.controls, figure))
 
     @property
@@ -127,13 +120,10 @@ class Summary:
     @property
     def label(self) -> str:
         """The variant's name, and what is special about its differences."""
-        against = self.definition.options.against
-        marks = {
-            "baseline": self.definition.control is None,
-            f"against {against}": against is not None,
-            "other seeds": self.other_seeds,
-        }
-        special = ", ".join(mark for mark, given in marks.items() if given)
+        against, control = self.definition.options.against, self.definition.control
+        others = "other seeds" if self.other_seeds else None
+        marks = ["baseline" if control is None else None, against and f"against {against}", others]
+        special = ", ".join(mark for mark in marks if mark)
         return f"{self.variant} ({special})" if special else self.variant
 
     @property
@@ -159,7 +149,7 @@ class Summary:
     @property
     def training_flops(self) -> list[float]:
         """Training FLOPs of the finished runs, each number once."""
-        return sorted({flops for run in self.finished if (flops := training_flops(run)) is not None})
+        return sorted({run.training_flops for run in self.finished if run.training_flops is not None})
 
 
 @dataclass(frozen=True)
@@ -198,11 +188,6 @@ class View:
     """What to know before comparing: sentences without their full stop."""
 
     @property
-    def loss(self) -> str:
-        """The validation loss that is followed over tokens."""
-        return "val_bpb" if self.measure == "val_bpb" else "val_loss"
-
-    @property
     def result(self) -> Figure:
         """What is compared of a run."""
         return methodcaller("result", self.measure, self.last)
@@ -210,7 +195,7 @@ class View:
     @property
     def better(self) -> str:
         """Whether lower or higher values of the measure are better."""
-        return "higher" if self.measure in HIGHER_IS_BETTER else "lower"
+        return "higher" if self.measure == "val_accuracy" else "lower"
 
     @property
     def value(self) -> str:
@@ -269,8 +254,8 @@ class View:
             # One that is not known yet counts all the same.
             ps = [1.0 if found[place].p is None else found[place].p for place in primary]
             for place, p in zip(primary, multipletests(ps, method="holm")[1], strict=True):
-                known = found[place].p is not None
-                found[place] = replace(found[place], adjusted=float(p) if known else None)
+                if found[place].p is not None:
+                    found[place] = replace(found[place], adjusted=float(p))
         return found
 
     def evaluate(self, contrast: Contrast) -> Contrasted:
@@ -296,19 +281,15 @@ class View:
     @cached_property
     def outliers(self) -> set[str]:
         """Names of the runs that are worse than the others of their variant by more than FAR robust standard
-        deviations; see ranks.find_outliers. In a design, whose variants have few runs, than the robust
+        deviations; see find_outliers. In a design, whose variants have few runs, than the robust
         fit."""
         runs = {each.variant: each.runs for each in self.summaries}
         if self.effects is not None:
             found = self.effects.outliers
         else:
-            blocks = group_blocks(self.study)
             values = {each.variant: each.values for each in self.summaries}
-            found = [
-                each
-                for names in blocks
-                for each in find_outliers({name: values[name] for name in names}, self.better == "higher")
-            ]
+            blocks = [{name: values[name] for name in names} for names in group_blocks(self.study)]
+            found = [each for block in blocks for each in find_outliers(block, self.better == "higher")]
         return {runs[variant][seed].planned.name for variant, seed in found}
 
     @property
@@ -330,6 +311,61 @@ def group_blocks(study: Study) -> list[list[str]]:
             root = study.variants[root].control or root
         blocks.setdefault(root, []).append(name)
     return list(blocks.values())
+
+
+# ---------------------------------------------------------------------- what differs besides settings
+
+NOTED: dict[str, Callable[[RunResult], object]] = {
+    "context length": lambda run: run.planned.run.build_model_config().context_length,
+    "document mask": lambda run: run.planned.run.document_mask,
+    "version of the code": lambda run: run.world and ", ".join(run.world.code),
+    "kind of device": lambda run: run.world and run.world.device,
+    "dtype": lambda run: run.world and run.world.dtype,
+    "version of torch": lambda run: run.world and run.world.versions.get("torch"),
+    "number of ranks": lambda run: run.world and run.world.ranks,
+    # On GPUs the number of threads changes no figure.
+    "CPU threads": lambda run: run.world.threads if run.world and run.world.device == "cpu" else None,
+}
+"""Values that should be one."""
+
+
+def notes_on(runs: Sequence[RunResult]) -> list[str]:
+    """What a reader should know of the runs: sentences without their full stop."""
+    notes = [
+        f"the runs differ in {what}: {found}"
+        for what, value in NOTED.items()
+        if (found := list_values(runs, value))
+    ]
+    lost = [run.planned.name for run in runs if run.state == "finished" and not run.saved]
+    if lost:
+        notes.append(
+            f"finished runs without a checkpoint ({shorten_names(lost)}): their text, tokenizer and code "
+            "were not checked"
+        )
+    return notes
+
+
+def list_values(runs: Sequence[RunResult], value: Callable[[RunResult], object]) -> str:
+    """Values with names of runs; empty for one value. Runs without a checkpoint, or with None, count not."""
+    return describe_several(((run.planned.name, value(run)) for run in runs if run.saved), shorten_names)
+
+
+def tokenizer(run: RunResult) -> str | None:
+    """The beginning of its hash."""
+    return run.saved.data.tokenizer[:8] if run.saved else None
+
+
+def parameters(run: RunResult) -> str | None:
+    """Of its model; None where heads grow."""
+    model = None if run.planned.grows else run.model_config
+    return f"{model.num_parameters():,}" if model else None
+
+
+def validation_text(run: RunResult) -> str:
+    """The corpora whose held-out text a run was measured on (hash and weight), and how many windows."""
+    corpora = (run.saved.data.validation or run.saved.data.data or []) if run.saved else []
+    named = ", ".join(f"{content[:8]} x {weight}" for content, weight in corpora)
+    return f"{run.planned.run.validation.sequences} windows of {named}"
 
 
 def build_view(study: Study, results: Sequence[RunResult]) -> View:

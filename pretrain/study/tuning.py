@@ -1,7 +1,7 @@
 """Each variant's own best value of one setting, found with pilot seeds before the study's seeds are run.
 
-The pilots are a study of their own, in the folder ``pilot`` of the study's. What they choose is written into
-``tuned.json`` beside it, once: later runs of the study read it from there.
+The pilots are a separate study, in the folder ``pilot`` of the study's. What they choose is written into
+``tuned.json`` next to it, once: later runs of the study read it from there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from pretrain.utils.parsing import read_json
 
 PILOT = "pilot"
 TUNED_FILE = "tuned.json"
-Tried = Mapping[str, tuple[str, Sequence[Any]]]
-"""Setting and values by the variant's full name."""
 
 
 @declared()
@@ -48,19 +46,16 @@ def pilot_name(variant: str, value: Any) -> str:
 
 def choose(
     values: Sequence[Any], results: Sequence[float], higher_is_better: bool = False
-) -> tuple[Any, bool]:
+) -> tuple[Any, bool] | None:
     """The value with the best result, the first of equal ones, and whether it is the least or the greatest of
-    numbers.
+    numbers; None if no result is finite.
 
     Args:
         results: of each value; NaN where there is none.
-
-    Raises:
-        ValueError: no result is finite.
     """
     known = [place for place, result in enumerate(results) if math.isfinite(result)]
     if not known:
-        raise ValueError("no finite result")
+        return None
     sign = -1 if higher_is_better else 1
     best = values[min(known, key=lambda place: sign * results[place])]
     numbers = all(type(value) in (int, float) for value in values)
@@ -87,7 +82,7 @@ def write_tuned(folder: Path, tuned: Mapping[str, Tuned]) -> None:
 
 
 def choose_all(
-    tried: Tried,
+    tried: Mapping[str, tuple[str, Sequence[Any]]],
     seeds: Sequence[int],
     results: Mapping[str, Mapping[int, float]],
     higher_is_better: bool = False,
@@ -95,6 +90,7 @@ def choose_all(
     """What the pilots' results choose for every variant.
 
     Args:
+        tried: of each variant, here by the beginning of its runs' names.
         results: of the finished pilots by the name of the pilot's variant (pilot_name) and seed. A value
             counts if all its seeds are finished.
 
@@ -105,14 +101,10 @@ def choose_all(
     for name, (field, values) in tried.items():
         pilots = [results.get(pilot_name(name, value), {}) for value in values]
         means = [fmean(each.get(seed, math.nan) for seed in seeds) for each in pilots]
-        try:
-            value, at_edge = choose(values, means, higher_is_better)
-        except ValueError:
-            raise UserError(
-                f"study: {name}: no value of {field} has a finite result of all its pilots; see the folder "
-                f"{PILOT} of the study's, and give other values"
-            ) from None
-        known = (mean if math.isfinite(mean) else None for mean in means)
-        pairs = [list(pair) for pair in zip(values, known, strict=True)]
-        found[name] = Tuned(field, value, at_edge, pairs, list(seeds))
+        chosen = choose(values, means, higher_is_better)
+        if chosen is None:
+            valid = f"see the folder {PILOT} of the study's, and give other values"
+            raise UserError(f"study: {name}: no value of {field} has a finite result of all pilots; {valid}")
+        tried_ones = [[at, y if math.isfinite(y) else None] for at, y in zip(values, means, strict=True)]
+        found[name] = Tuned(field, *chosen, tried_ones, list(seeds))
     return found

@@ -40,9 +40,9 @@ def private_folder_problem(path: str) -> str | None:
         return problem
     folder, around = Path(path).stat(), Path(path).resolve().parent.stat()
     if {folder.st_uid, Path(path).lstat().st_uid} != {os.geteuid()}:
-        return "it belongs to another user; give a folder of your own"
+        return "it belongs to another user; give your own folder"
     if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others can write to it, and code is loaded from it; remove it, or give a folder of your own"
+        return "others can write to it, and code is loaded from it; remove it, or give your own folder"
     if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
         return f"others can replace it, since they can write to {Path(path).resolve().parent}"
     return None
@@ -96,7 +96,7 @@ def set_aside_compile_cache() -> None:
 
 
 def check_variables(*uses: str) -> None:
-    """Refuse what the environment says of these uses, where a library would fail over it.
+    """Reject what the environment says of these uses, where a library would fail over it.
 
     Args:
         uses: of those in VARIABLES.
@@ -180,7 +180,7 @@ def make_missing_error(package: str) -> UserError:
 
 
 def check_installed(package: str, setting: str) -> None:
-    """Refuse a setting that needs a package of EXTRAS.
+    """Reject a setting that needs a package of EXTRAS.
 
     Raises:
         UserError: the package is not installed.

@@ -1,7 +1,7 @@
 """Writes files and folders atomically: a crash leaves the old one or the new one. Also hashes files, and
 recognizes the folders that commands make, so that none is filled as one of another kind.
 
-Unfinished ones lie beside their final place under a hidden name: ``.NAME.HOST-PID``, which no other process
+Unfinished ones lie next to their final place under a hidden name: ``.NAME.HOST-PID``, which no other process
 uses, or ``.writing_NAME`` for folders that only one process at a time may write. Whatever is put in place has
 been synced: its contents, and the entry in the folder around it.
 """
@@ -83,7 +83,7 @@ def open_regular(path: Path | str) -> IO[bytes]:
 
     Raises:
         OSError: there is none, it cannot be read, or it is a folder, pipe, socket or device: reading those
-            may wait or go on for ever.
+            may wait or continue for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -220,7 +220,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path to write a file at; it becomes *path* after the block, and is removed after an error.
 
     An OSError about the hidden path, or one without a path (a full disk), is raised as one about *path*.
-    What is there already and is no file is not replaced: an OSError says what it is.
+    An existing folder, pipe or device is not replaced: an OSError names its kind.
     """
     refuse_other_file(path)
     partial = temporary_path(path)
@@ -362,7 +362,7 @@ def detect_kinds(folder: Path) -> set[str]:
 
 
 def refuse_other_kind(folder: Path, kind: str, option: str) -> None:
-    """Refuse a folder to write that is of another kind than *kind*.
+    """Reject a folder to write that is of another kind than *kind*.
 
     Args:
         option: the command's option that gives another folder, for the message.

@@ -15,12 +15,32 @@ from model.errors import escape_controls
 
 def log_line(label: str, text: object) -> str:
     """The line ``label    text`` of a command's output; labels have the width of "finished", and
-    so has their absence before further lines of *text*."""
-    return f"{label:<8} " + escape_controls(str(text), kept="\n").replace("\n", f"\n{'':9}")
+    so has their absence before further lines of *text*. On a terminal lines end at its last column; a log has
+    whole lines, which can be searched."""
+    whole = escape_controls(str(text), kept="\n")
+    return f"{label:<8} " + wrap_text(whole, terminal_columns(sys.stdout) - 9).replace("\n", f"\n{'':9}")
+
+
+def wrap_text(text: str, columns: int, separator: str = " ") -> str:
+    """*text* in lines of at most *columns*, broken at the last *separator* that fits; longer parts stay
+    whole, and so does everything where there are fewer than 20 columns."""
+    if columns < 20:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        first, *others = line.split(separator)
+        for part in others:
+            if len(longer := first + separator + part) <= columns:
+                first = longer
+            else:
+                lines.append(first)
+                first = part
+        lines.append(first)
+    return "\n".join(lines)
 
 
 def print_lines(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines at once, into a log, too. Control characters, which names and texts of others may hold, are
+    """Print lines at once, also into a log. Control characters, which names and texts of others may hold, are
     written as in a repr."""
     for line in lines:
         print(escape_controls(str(line), kept="\n\t"), file=file, flush=True)
@@ -34,7 +54,7 @@ def describe_several(
 
     Args:
         values: a name and its value each; a name whose value is None is left out.
-        listed: how names are joined.
+        join: joins names.
     """
     names: dict[str, list[str]] = {}
     for name, value in values:

@@ -14,9 +14,9 @@ def keep_freed_memory() -> bool:
     """Keep what is freed, in one heap for all threads, instead of returning it to the system. Before threads
     start.
 
-    By default glibc maps every large tensor anew and unmaps it when it is freed, so each step has the system
-    clear most of the memory that it uses, page by page: 5 to 13 % of a step on a CPU (docs/performance.md).
-    The highest memory stays the same; it is kept between steps. Values computed do not change.
+    By default glibc maps memory for every large tensor and unmaps it when it is freed, so that in each step
+    the system clears most of the memory that it uses, page by page: 5 to 13 % of a step on a CPU
+    (docs/performance.md). Peak memory stays the same; it is kept between steps. Results do not change.
 
     Returns:
         Whether it was done: not without glibc, nor where the environment has settings of glibc's malloc.

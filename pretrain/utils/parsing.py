@@ -84,7 +84,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def check_nesting(text: str, where: str) -> None:
-    """Refuse YAML that is nested too deep or not well-formed, with any tags, before a library constructs it.
+    """Reject YAML that is nested too deep or not well-formed, with any tags, before a library constructs it.
 
     libyaml's parser, which PyYAML calls for each level in turn, ends the process at some ten thousand.
     """
@@ -101,7 +101,7 @@ def check_nesting(text: str, where: str) -> None:
 
 
 def check_values(value: Any, where: str) -> None:
-    """Refuse nesting and numbers that arithmetic or other readers cannot handle, NaN and infinities included.
+    """Reject nesting and numbers that arithmetic or other readers cannot handle, NaN and infinities included.
 
     Raises:
         UserError: the message names the key, the number and what is valid.

@@ -68,8 +68,8 @@ def save_figure(
 def _figure_class() -> Any:
     """matplotlib's Figure, without pyplot: half the time, and no list of open figures.
 
-    A figure that is written into a file needs no back end. One that this machine lacks, which the environment
-    may name, would be an error on import; it is left to the program that shows something.
+    No back end is needed to write a picture into a file. If the environment names one that this machine
+    lacks, importing pyplot would fail.
     """
     if "matplotlib" in sys.modules:
         return importlib.import_module("matplotlib.figure").Figure
@@ -106,7 +106,7 @@ def whole_numbers(axis: Any) -> None:
 
 
 def logarithmic(axes: Any) -> None:
-    """Make the y axis logarithmic, with numbers in one line at its ticks."""
+    """Make the y axis logarithmic, with plain numbers at its ticks."""
     from matplotlib.ticker import LogFormatter
 
     axes.set_yscale("log")

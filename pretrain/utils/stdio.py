@@ -35,8 +35,8 @@ class _LastingFile(io.FileIO):
 
 
 def outlive_output() -> None:
-    """Let this process go on when nobody reads its standard output or error any more, or when their disk is
-    full."""
+    """Let this process continue when nobody reads its standard output or error any more, or when their disk
+    is full."""
     print_any_text()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -1,5 +1,5 @@
 """Computes the loss on a fixed set of held-out windows, shared among the ranks; and what needs no model
-there: guessing by token frequency, and zlib."""
+there: the unigram baseline, and zlib."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Baselines:
     """Training tokens of all corpora."""
 
     def __str__(self) -> str:
-        text = f"guessing by token frequency {self.token_frequency:.4f}, zlib -9 {self.zlib:.4f}"
+        text = f"unigram baseline {self.token_frequency:.4f}, zlib -9 {self.zlib:.4f}"
         if self.counted < self.total:
             text += f" (frequencies of {self.counted:,} of {self.total:,} training tokens, evenly spread)"
         return text

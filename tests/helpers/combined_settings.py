@@ -137,8 +137,8 @@ def run_of(configuration: Configuration, folders: dict[str, Path], runs: Path, n
 
 
 def ds_config_of(configuration: Configuration) -> dict[str, Any]:
-    """The ds_config of its stage, with the optimizer state on the host if it says so; at stage 3 the
-    parameters too."""
+    """The ds_config of its stage, with the optimizer state on the host if it is to be offloaded; at stage 3
+    also the parameters."""
     ds_config = read_ds_config(str(ROOT / f"ds_configs/zero{configuration['stage']}.json"))
     if configuration["offload"] == "true":
         zero = ds_config["zero_optimization"]

@@ -28,7 +28,7 @@ def trained(data: Path, runs: Path, name: str, *more: str, ranks: int = 2, stage
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that pretrain.convert with bad input prints."""
+    """The one-line error of pretrain.convert for bad input."""
     return refusal(capsys, convert.main, *arguments)
 
 

@@ -1,4 +1,4 @@
-"""A way to a server that can fail: connections are refused, cut, or slow, as asked for."""
+"""A proxy in front of a server that can fail: it closes, cuts or slows connections, as requested."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Mode = Literal["works", "refuses", "cuts", "slow"]
 class FaultyProxy:
     """Hands TCP connections on to a local port, until ``close``.
 
-    ``mode`` counts for what is sent from now on: refuses closes every connection, cuts closes one after some
-    thousand bytes, slow waits a tenth of a second before each piece.
+    ``mode``, one of Mode, applies to what is sent from now on: every connection is closed, is closed after
+    some thousand bytes, or waits a tenth of a second before each piece.
     """
 
     def __init__(self, target: int, seed: int = 0) -> None:

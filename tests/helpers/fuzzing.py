@@ -45,7 +45,7 @@ def seeded(test: Callable[..., Any], examples: int = 2000) -> None:
 
 
 def _with_settings(test: Any, **options: Any) -> Callable[..., Any]:
-    # hypothesis refuses a second settings(), as when both sizes run in one process.
+    # hypothesis rejects a second settings(), as when both sizes run in one process.
     test.__dict__.pop("_hypothesis_internal_settings_applied", None)
     result: Callable[..., Any] = settings(**OPTIONS, **options)(test)
     return result

@@ -2,7 +2,7 @@
 DS_ACCELERATOR=cuda.
 
 With REHEARSE in the environment tests for one GPU run on the CPU, which shows all that can be wrong with them
-but for CUDA itself (benchmarks/gpu.sh).
+except CUDA itself (benchmarks/gpu.sh).
 """
 
 from __future__ import annotations

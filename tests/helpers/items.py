@@ -66,7 +66,7 @@ def winogrande_items(count: int = 16) -> list[dict[str, Any]]:
 
 
 def blimp_items(number: int, count: int = 2) -> list[dict[str, Any]]:
-    """A sentence beside one that is not grammatical, of the subtask *number*."""
+    """Pairs of a sentence and an ungrammatical one, of the subtask *number*."""
     return [
         {
             "sentence_good": f"All {number + 2} {VERBS[i]} {THINGS[number % 5]}.",

@@ -33,7 +33,7 @@ from tests.helpers.nursery import ForkedScript
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "pretrain/main.py"
-# After a rank failed, the others get this long to end by themselves, as under a launcher.
+# After a rank failed, the others get this long to end on their own, as under a launcher.
 GRACE = 10.0
 
 
@@ -167,7 +167,7 @@ def start(
     """Start *script* with *args* on *world_size* ranks; what still runs at the end of the block is killed.
 
     Args:
-        env: variables to set beside the current ones; OMP_NUM_THREADS is 1 unless given here, so that runs
+        env: variables to set in addition; OMP_NUM_THREADS is 1 unless given here, so that runs
             with different numbers of ranks have the same number of threads each.
         env_of: rank -> variables of that rank alone; not for a launcher.
         forked: whether ranks are forks that have imported the libraries; by default where *env* and *env_of*
@@ -201,7 +201,7 @@ def launch(args: Sequence[str], world_size: int = 1, *, timeout: float = 300, **
 
 
 def assert_refused(finished: Finished, message: str) -> None:
-    """Exit code 2 and exactly one line, without a traceback."""
+    """Exit code 2 and a one-line error, without a traceback."""
     lines = [line for line in finished.output.splitlines() if line.startswith("error: ")]
     assert finished.returncode == 2, finished.output
     assert len(lines) == 1 and message in lines[0]

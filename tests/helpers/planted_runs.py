@@ -22,8 +22,9 @@ WORLD = WorldRecord(code=["abc123abc123"], versions={"torch": "2.7.0"})
 
 
 def planned_study(folder: Path, **values: Any) -> Study:
-    """The study of a file with these keys, whose runs are in *folder*."""
-    return _parsed(yaml.safe_dump(values, sort_keys=False), folder)
+    """The study of a file with these keys, without those that are None, whose runs are in *folder*."""
+    given = {key: value for key, value in values.items() if value is not None}
+    return _parsed(yaml.safe_dump(given, sort_keys=False), folder)
 
 
 @functools.cache  # to read the settings of every variant takes a while
@@ -38,7 +39,7 @@ def planted_rows(
 
     Args:
         final: validation loss of the last row, in nats; three times as much as in bits per byte.
-        take_last: more figures of the last row.
+        take_last: more values of the last row.
     """
     run = planned.run
     rows = []

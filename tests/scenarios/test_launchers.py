@@ -35,7 +35,7 @@ def test_two_ranks_by_another_launcher(small_folder, tmp_path, launcher):
     command += ["pretrain/main.py", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "world    2 ranks" in done.stdout
+    assert "ranks    2, on" in done.stdout
     reference = [*arguments, "--name", "reference"]
     finished = launch(reference, 2)
     assert finished.returncode == 0, finished.output

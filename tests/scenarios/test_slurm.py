@@ -73,7 +73,7 @@ def test_two_nodes_give_the_curve_of_one(cluster, small_folder, tmp_path, whole,
         pytest.skip("needs the checkout's .venv (make setup)")
     job = submit(cluster, small_folder, tmp_path, options=options)
     assert job.wait() == "COMPLETED", job.log
-    assert "world    2 ranks" in job.log and job.restarts == 0
+    assert "ranks    2, on" in job.log and job.restarts == 0
     again = (
         "sbatch --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --gres=none --partition=debug slurm/124m.sh"
     )
@@ -189,4 +189,4 @@ variants: {{prism: {{model: prism-nano}}, gpt2: {{model: gpt2-nano}}}}
     assert listed == [[name, "finished"] for name in ("prism-s1", "gpt2-s1", "prism-s2", "gpt2-s2")]
     for task in range(4):  # two tasks cannot share eight sequences in micro-batches of eight
         log = (tmp_path / f"{task}.log").read_text()
-        assert "ranks    1 of the job's 2 tasks" in log and "world    1 rank," in log
+        assert "ranks    1 of the job's 2 tasks" in log and "ranks    1, on" in log

@@ -1,2 +1,2 @@
-"""Text sources beyond plain text: JSON, CSV and Parquet files, Hugging Face data sets, a validation text of
-its own."""
+"""Text sources beyond plain text: JSON, CSV and Parquet files, Hugging Face data sets, a separate validation
+text."""

@@ -53,7 +53,7 @@ class TextFiles(PlainFiles):
         column: the field of JSON objects, or column of CSV and Parquet files, that holds the text; of
             several names, parted by commas, the first that there is.
         skip_damaged: count a truncated or damaged file of many documents, take what can be read of it, and
-            go on with the next, instead of raising UserError.
+            continue with the next, instead of raising UserError.
         max_document_bytes, unit_bytes: see PlainFiles.
 
     Raises:
@@ -230,7 +230,7 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
     if os.path.lexists(path):
         raise describe_non_file(path)
     matches = []
-    if glob.has_magic(path_or_glob):  # Path.glob refuses absolute patterns
+    if glob.has_magic(path_or_glob):  # Path.glob rejects absolute patterns
         matches = sorted(glob.glob(path_or_glob, recursive=True))  # noqa: PTH207
     if not matches:
         raise UserError(

@@ -117,7 +117,7 @@ class _Opened(NamedTuple):
     """Streaming."""
     pieces: int
     identity: str
-    """Hash of what it is made of."""
+    """Hash of its content and settings."""
 
 
 @lru_cache(maxsize=4)
@@ -127,7 +127,7 @@ def _open_dataset(path: str, subset: str | None, split: str, revision: str | Non
     import datasets
 
     datasets.disable_progress_bars()
-    # Its messages about unreadable files come as exceptions too, which are reported in one line below.
+    # Its messages about unreadable files also come as exceptions, which are reported below.
     for library in ("datasets", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
     name = path if subset is None else f"{path} (subset {subset})"

@@ -45,6 +45,6 @@ def _copy_pipe(path: str, copy: Path, report: Report) -> str:
         while chunk := source.read(CHUNK_BYTES):
             digest.update(chunk)
             target.write(chunk)
-    # What identifies a file is its time, too: here it follows from the content.
+    # A file is also identified by its time: here the time follows from the content.
     os.utime(copy, ns=(0, int.from_bytes(digest.digest()[:7], "big")))
     return str(copy)

@@ -120,7 +120,7 @@ class BuiltinCorpus(PlainFiles):
         if not files:
             raise UserError(
                 f"builtin corpus: {str(root)!r} is not a folder with the standard library's .py files "
-                "(zipped or absent in this interpreter); valid: an ordinary Python, or text of your own with "
+                "(zipped or absent in this interpreter); valid: an ordinary Python, or your own text with "
                 "python -m pretrain.prepare --text PATH"
             )
         super().__init__("builtin", files)
@@ -178,7 +178,7 @@ def files_below(
 
 
 def describe_non_file(path: Path) -> UserError:
-    """What is said of a path that leads to something else than a file or folder, or to nothing."""
+    """The message about a path that leads to something else than a file or folder, or to nothing."""
     try:
         problem = OTHER_KINDS.get(stat.S_IFMT(path.stat().st_mode), "is not a file")
     except OSError as error:

@@ -24,7 +24,7 @@ ROWS = 128  # of a Parquet file, decoded at a time
 _BUFFER = 1 << 20
 SEVERAL = "; where files differ, such as --column text,abstract: the first that each has"
 """How a text column is named that has several names, for messages."""
-# Of Parquet's metadata; pyarrow's own limits refuse files with many columns or long notes.
+# Of Parquet's metadata; pyarrow's own limits reject files with many columns or long notes.
 _MOST_METADATA = (1 << 31) - 1
 # A record may hold other fields, and up to six bytes for a character (\u0416 for two bytes of UTF-8).
 _RECORD_FACTOR = 4

@@ -35,7 +35,7 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, RuntimeErro
 _CHUNK = 16 << 20
 # The UTF-32 mark of little-endian files begins with that of UTF-16.
 _OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
-_LONGEST_INTEGER = 4000  # digits; int() refuses more than 4300
+_LONGEST_INTEGER = 4000  # digits; int() rejects more than 4300
 _LIMITS = {
     "Frame requires too much memory": (
         "was compressed by zstd with a window of more than the 128 MiB that are read",
@@ -173,7 +173,7 @@ def open_stream(path: Path) -> Iterator[Any]:
 
 
 def read_up_to(stream: BinaryIO, count: int) -> bytes:
-    """The next *count* bytes, or fewer at the end; memory grows with what there is, not with *count*."""
+    """The next *count* bytes, or fewer at the end; memory grows with the bytes read, not with *count*."""
     parts = []
     while count > 0 and (part := stream.read(min(count, _CHUNK))):
         parts.append(part)

@@ -55,7 +55,7 @@ class TextSource(ABC):
     name: str
     """Short name, part of messages and of default folder names."""
     skipped: Counter[str]
-    """Reason -> number of documents left out; counted anew by every pass over :meth:`documents`."""
+    """Reason -> number of documents left out; every pass over :meth:`documents` counts from zero."""
 
     @abstractmethod
     def units(self) -> list[Unit]:

@@ -12,18 +12,13 @@ from jinja2 import Environment, PackageLoader
 from pretrain.study.register import describe_expectations
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import sections
-from pretrain.study.results import describe_unnamed, find_unnamed_runs, shorten_names
-from pretrain.study.statistics.paired import CONFIDENCE
-from pretrain.study.statistics.ranks import FAR
+from pretrain.study.results import describe_unnamed, shorten_names
+from pretrain.study.statistics.paired import CONFIDENCE, FAR
 from pretrain.study.summaries import POWER, View
 from pretrain.utils.files import write_atomically
 from pretrain.utils.format import align_columns
 
-FOLDER = "report"
 ON_A_TERMINAL = {"effects", "variance", "predictions", "results", "contrasts"}
-TEMPLATE = "page.html.j2"
-MOST_CONFOUNDED = 6
-"""Of which names are listed."""
 
 
 def write_report(view: View) -> list[Path]:
@@ -38,7 +33,7 @@ def write_report(view: View) -> list[Path]:
         UserError: a picture cannot be written.
         OSError: another file cannot be written.
     """
-    out = view.study.folder / FOLDER
+    out = view.study.folder / "report"
     out.mkdir(parents=True, exist_ok=True)
     drawn = draw_all(view, out)
     templates = Environment(
@@ -47,7 +42,7 @@ def write_report(view: View) -> list[Path]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = templates.get_template(TEMPLATE).render(
+    page = templates.get_template("page.html.j2").render(
         view=view,
         opening=describe_opening(view),
         sections=sections(view),
@@ -71,14 +66,13 @@ def terminal_lines(view: View) -> Iterator[str]:
 def describe_opening(view: View) -> dict[str, list[str]]:
     """What is compared, how much of it there is, and what to know first: headings with their lines."""
     study = view.study
+    others: dict[str, list[str]] = {}
+    for name, variant in study.variants.items():
+        if variant.control is not None:
+            others.setdefault(variant.control, []).append(name)
+    compared = [f"{', '.join(names)} with {control}" for control, names in others.items()] or ["nothing"]
     if study.design is not None:
         compared = [study.design.described]
-    else:
-        others: dict[str, list[str]] = {}
-        for name, variant in study.variants.items():
-            if variant.control is not None:
-                others.setdefault(variant.control, []).append(name)
-        compared = [f"{', '.join(names)} with {control}" for control, names in others.items()] or ["nothing"]
     compared += [f"contrast {each.name}: {each.formula}" for each in study.contrasts]
     missing = [run for each in view.summaries for seed, run in each.runs.items() if seed not in each.values]
     begun = [f"{run.described}." for run in missing if run.state != "missing"]
@@ -88,14 +82,11 @@ def describe_opening(view: View) -> dict[str, list[str]]:
     runs = [f"{finished} ({len(view.summaries)} variants, seeds {seeds})."]
     if view.measure != study.file.measure:
         runs.append(f"The study asks for {study.file.measure}; {view.measure} is compared instead.")
-    if unnamed := describe_unnamed(find_unnamed_runs(study)):
+    if unnamed := describe_unnamed(study):
         runs.append(f"In no figure: {unnamed}.")
     return {
         "Question": describe_expectations(study),
-        "What is compared": [
-            *compared,
-            f"By {view.value}; {view.better} is better.",
-        ],
+        "What is compared": [*compared, f"By {view.value}; {view.better} is better."],
         "Status": runs,
         "Not finished": begun + ([f"Not begun: {shorten_names(absent)}."] if absent else []),
         "Outliers": describe_outliers(view),
@@ -122,43 +113,23 @@ def describe_design(view: View) -> Iterator[str]:
         yield f"{', '.join(unseen)}: not known; so few runs do not show interactions."
     fit = effects.least_squares
     yield f"Residual sd {math.sqrt(fit.scale):.4f} on {fit.df_resid:.0f} degrees of freedom."
-    if effects.lack_of_fit is None:
-        yield "Lack of fit cannot be tested: that takes two seeds, and more runs than terms."
-    else:
-        f, p = effects.lack_of_fit
-        yield f"Lack of fit: F = {f:.2f}, p = {p:.3g}."
-    # What is confounded is not estimated apart.
-    factors = len(effects.design.levels)
-    every = (factors - 1) * (factors - 2) // 2
-    if effects.confounded and all(len(others) == every for others in effects.confounded.values()):
-        yield "Each main effect is confounded with the interactions of any two other factors."
-        return
-    for term, others in effects.confounded.items():
-        more = f" and {len(others) - MOST_CONFOUNDED} more" if len(others) > MOST_CONFOUNDED else ""
-        yield f"Confounded with {term}: {', '.join(others[:MOST_CONFOUNDED])}{more}."
+    if effects.lack_of_fit is not None:  # it takes two seeds, and more runs than terms
+        yield "Lack of fit: F = {:.2f}, p = {:.3g}.".format(*effects.lack_of_fit)
 
 
 def describe_outliers(view: View) -> list[str]:
     """Which runs are outliers, by the rule that is stated; none is dropped."""
-    if not view.outliers:
-        return []
     fit = "the robust fit" if view.effects else "the median of their variant"
-    rule = f"worse than {fit} by more than {FAR:g} robust standard deviations"
-    of_all = len([run for each in view.summaries for run in each.values])
-    names = ", ".join(sorted(view.outliers))
-    return [f"{len(view.outliers)} of {of_all} ({rule}; they are in every number): {names}."]
+    rule = f"worse than {fit} by more than {FAR:g} robust standard deviations; they are in every number"
+    count = f"{len(view.outliers)} of {sum(len(each.values) for each in view.summaries)}"
+    return [f"{count} ({rule}): {', '.join(sorted(view.outliers))}."] if view.outliers else []
 
 
 def describe_intervals(view: View) -> str:
     """How many intervals of the tables exclude zero, and how many would do so by chance."""
-    samples = [summary.differences for summary in view.compared]
-    samples += [found.values for found in view.contrasted]
-    intervals = [sample.interval for sample in samples if sample.interval]
-    if not intervals:
-        return "No interval: each needs two pairs of finished runs."
-    made, excluding = len(intervals), sum(interval.excludes_zero for interval in intervals)
-    return (
-        f"{excluding} of {made} intervals exclude zero. If nothing differed, {made * (1 - CONFIDENCE):.2g} "
-        "would do so by chance, on average: at 95 %, one in twenty. Intervals that share runs err together, "
-        "and none is adjusted for their number."
-    )
+    samples = [*(each.differences for each in view.compared), *(each.values for each in view.contrasted)]
+    excluding = [sample.interval.excludes_zero for sample in samples if sample.interval]
+    by_chance = f"{len(excluding) * (1 - CONFIDENCE):.2g} would do so by chance, on average"
+    found = f"{sum(excluding)} of {len(excluding)} intervals exclude zero. If nothing differed, {by_chance}"
+    no_more = "Intervals that share runs err together, and none is adjusted for their number."
+    return f"{found}. {no_more}" if excluding else "No interval: each needs two pairs of finished runs."

@@ -1,4 +1,4 @@
-"""The pictures of a report. Lines differ in style and marker, too."""
+"""The pictures of a report. Lines also differ in style and marker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from pretrain.study.costs import head_history, training_flops
 from pretrain.study.statistics.paired import mean_of
 from pretrain.study.summaries import Summary, View
-from pretrain.study.tuning import Tuned
 from pretrain.utils.plotting import logarithmic_x, save_figure, whole_numbers
 
 APART = 1.01
@@ -52,7 +50,7 @@ def panel_axes(
     Args:
         columns: at most so many.
         heading: what the picture shows, above it.
-        height: of a panel, in inches; *width*, too.
+        height, width: of a panel, in inches.
         subplots: further arguments of matplotlib's subplots.
     """
     rows = math.ceil(len(titles) / columns)
@@ -129,7 +127,7 @@ def _draw_effects(view: View, path: Path, heading: str) -> bool:
 
 
 def _draw_forest(view: View, path: Path, heading: str) -> bool:
-    """Draw results and their mean, and beside them Δ with its 95 % interval, a row for each variant."""
+    """Draw results and their mean, and next to them Δ with its 95 % interval, a row for each variant."""
     shown = [summary for summary in view.listed if summary.values]
     if not shown:
         return False
@@ -150,7 +148,7 @@ def _draw_forest(view: View, path: Path, heading: str) -> bool:
             values.plot([summary.values.mean], [row], "|", color="tab:blue", markersize=15)
             if found := summary.differences.interval:
                 around = {"fmt": "s", "color": "tab:blue", "capsize": 3, "label": "mean, 95 % interval"}
-                gaps.errorbar([found.mean], [row], xerr=[found.high - found.mean], **around)
+                gaps.errorbar([found.value], [row], xerr=[found.high - found.value], **around)
         for axis, labels in ((values, [each.label for each in shown]), (gaps, [""] * len(shown))):
             axis.set_yticks(range(len(shown)), labels)
             axis.set_ylim(len(shown) - 0.4, -0.6)
@@ -162,11 +160,9 @@ def _draw_forest(view: View, path: Path, heading: str) -> bool:
 
 def _draw_tuned(view: View, path: Path, heading: str) -> bool:
     """Results of the pilots by the value that was tried, where values are numbers."""
-    shown: list[tuple[Summary, Tuned]] = []
-    for summary in view.listed:
-        tuned = view.study.tuned.get(summary.variant)
-        if tuned and all(type(tried) in (int, float) for tried, _ in tuned.tried):
-            shown.append((summary, tuned))
+    known = view.study.tuned
+    shown = [(each, known[each.variant]) for each in view.listed if each.variant in known]
+    shown = [each for each in shown if all(type(tried) in (int, float) for tried, _ in each[1].tried)]
     if not shown:
         return False
     with panel_axes(path, [""], columns=1, height=3.6, heading=heading) as (axis,):
@@ -186,12 +182,9 @@ def _draw_growing(view: View, path: Path, heading: str) -> bool:
     """Heads by layer over steps: the median of the runs, of an even number the upper one."""
     panels: dict[str, list[pd.DataFrame]] = {}
     for summary in view.listed:
-        histories = [
-            pd.DataFrame(dict(head_history(run)))
-            for run in summary.finished
-            if run.planned.grows and run.saved
-        ]
-        panels |= {summary.label: histories} if histories else {}
+        growing = [run for run in summary.finished if run.planned.grows and run.saved]
+        if growing:
+            panels[summary.label] = [pd.DataFrame(run.head_history) for run in growing]
     if not panels:
         return False
     with panel_axes(path, list(panels), columns=3, heading=heading, sharey=True) as axes:
@@ -213,8 +206,7 @@ def _draw_flops(view: View, path: Path, heading: str) -> bool:
     for the mean of a variant."""
     lines = []
     for each in view.listed:
-        pairs = [(training_flops(each.runs[seed]), value) for seed, value in each.values.items()]
-        if points := [(spent, value) for spent, value in pairs if spent is not None]:
+        if points := [(x, y) for seed, y in each.values.items() if (x := each.runs[seed].training_flops)]:
             lines.append((each, points))
     costs = [x for _, points in lines for x, _ in points]
     if not costs or max(costs) <= APART * min(costs):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any
 
 from model.heads import format_heads
 from pretrain.study.settings import label
+from pretrain.study.statistics.paired import Estimate, hodges_lehmann, signed_rank_p
 from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
 from pretrain.utils.format import NOTHING, interval_text
 
@@ -34,13 +34,12 @@ class Section:
 
 def sections(view: View) -> dict[str, Section]:
     """Every table of the report in the page's order, by the name that the template knows."""
-    contrast = _fitted if view.effects else _contrast
     return {
         "effects": Section("Effects of levels", list(_effects(view))),
         "variance": Section("Analysis of variance", list(_variance(view))),
         "predictions": Section("Predicted", list(_predictions(view))),
         "results": Section("Results", list(map(_result, view.summaries))),
-        "contrasts": Section("Contrasts", [contrast(view, each) for each in view.contrasted]),
+        "contrasts": Section("Contrasts", [_contrast(view, each) for each in view.contrasted]),
         "tuned": Section("Tuned with pilot seeds", list(_tuned(view))),
         "scores": Section("Zero-shot scores", list(_scores(view.listed))),
         "runs": Section("Runs", [row for each in view.summaries for row in _runs(view, each)]),
@@ -95,25 +94,19 @@ def _result(summary: Summary) -> Row:
 
 
 def _contrast(view: View, found: Contrasted) -> Row:
-    return {
-        "contrast": found.contrast.name + (" (other seeds)" if found.other_seeds else ""),
-        "of": found.contrast.formula,
-        **_sample("mean", "", found.values),
-        "adjusted p": _number(found.adjusted),
-        "seeds": f"{len(found.values)} of {len(view.study.file.seeds)}",
-    }
-
-
-def _fitted(view: View, found: Contrasted) -> Row:
-    """Of a study without a baseline."""
     plain, robust = found.fits or (None, None)
-    return {
-        "contrast": found.contrast.name,
-        "of": found.contrast.formula,
+    fitted = {
         "difference [95 % interval]": _estimate(plain),
         "Huber's [95 % interval]": _estimate(robust),
         "p": _number(found.p),
+    }
+    seeds = f"{len(found.values)} of {len(view.study.file.seeds)}"
+    return {
+        "contrast": found.contrast.name + (" (other seeds)" if found.other_seeds else ""),
+        "of": found.contrast.formula,
+        **(fitted if view.effects else _sample("mean", "", found.values)),
         "adjusted p": _number(found.adjusted),
+        **({} if view.effects else {"seeds": seeds}),
     }
 
 
@@ -162,12 +155,11 @@ def _runs(view: View, summary: Summary) -> Iterator[Row]:
 
 def _sample(mean: str, beginning: str, values: Sample) -> Row:
     """What paired differences say: by a t-interval and by signed ranks."""
-    ranks = values.ranks
-    exact = f"{interval_text(ranks.estimate, ranks.low, ranks.high)} {ranks.level:.1%}" if ranks else NOTHING
+    several = list(values.values()) if values.interval else []
     return {
         f"{mean} [95 % interval]": _difference(values),
-        f"Hodges–Lehmann {beginning}[exact interval, its level]": exact,
-        "signed-rank p": _number(ranks.p if ranks else None),
+        f"Hodges–Lehmann {beginning}".strip(): _number(hodges_lehmann(several) if several else None, "+.4f"),
+        "signed-rank p": _number(signed_rank_p(several) if several else None),
         f"detectable {beginning}".strip(): _number(values.detectable, ".4f"),
     }
 
@@ -178,15 +170,14 @@ def _number(value: float | None, form: str = ".3g") -> str:
     return format(value, form) if math.isfinite(value) else "not finite"
 
 
-def _estimate(found: Any, form: str = "+.4f") -> str:
-    """An estimate of the linear model with its interval."""
+def _estimate(found: Estimate | None, form: str = "+.4f") -> str:
+    """An estimate with its interval."""
     return NOTHING if found is None else interval_text(found.value, found.low, found.high, form)
 
 
 def _difference(values: Sample) -> str:
     """A mean difference with its interval."""
-    found = values.interval
-    return interval_text(found.mean, found.low, found.high) if found else _number(values.mean, "+.4f")
+    return _estimate(values.interval) if values.interval else _number(values.mean, "+.4f")
 
 
 def _spread(values: Sample) -> str:

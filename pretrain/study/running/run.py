@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 from model.errors import UserError
 from pretrain.config.sources import ROOT
@@ -15,18 +14,17 @@ from pretrain.run.folder import RunLock
 from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.planned import HIGHER_IS_BETTER, STUDY_FILE, PlannedRun, Study
+from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import build_pilot, parse_study
 from pretrain.study.register import register
 from pretrain.study.results import check_settings, list_unfinished, load_results, run_state, shorten_names
-from pretrain.study.running.scheduler import Scheduler, Slot, check_runs, slots, write_study
+from pretrain.study.running.scheduler import Scheduler, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
-from pretrain.study.tuning import choose_all, pilot_name, write_tuned
+from pretrain.study.summaries import View
+from pretrain.study.tuning import choose_all, write_tuned
 from pretrain.utils.files import refuse_other_kind, write_atomically
 from pretrain.utils.format import print_lines
-
-SOME_FAILED = 1
 
 
 def run_study(
@@ -68,19 +66,17 @@ def run_study(
         study = parse_study(study.text, study.name, study.folder, source=study.source)
     check_settings(study)
     todo = list_unfinished(study)
-    print_lines(*_describe_start(study, todo))
+    variants = f"{len(study.of_first_seed)} variants x {len(study.file.seeds)} seeds"
+    print_lines(f"study    {study.name}: {study.title}")
+    print_lines(f"runs     {len(study.runs)}: {variants}, in {study.folder}")
+    print_lines(*([f"design   {study.design.described}"] if study.design else []))
+    print_lines(f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs")
     if not todo:
         print_lines(f"next     {study.command('report')}")
         return 0
-    lines: list[list[str]] = []
-    shares: list[Slot] = []
-    if slurm:
-        lines = sbatch_commands(study, todo, parallel, sbatch)
-        with contextlib.chdir(ROOT):  # where the jobs look for recipes and data
-            _check_for_jobs(study)
-    else:
-        shares = slots(parallel or 1, _devices(), available_cores())
-        check_runs(study)
+    lines = sbatch_commands(study, todo, parallel, sbatch) if slurm else []
+    shares = [] if slurm else slots(parallel or 1, _devices(), available_cores())
+    (_check_for_jobs if slurm else check_runs)(study)
     if dry_run:
         print("".join(f"would run: {shlex.join(line)}\n" for line in lines), end="")
         return 0
@@ -103,23 +99,17 @@ def run_study(
     print_lines(f"next     {study.command('report')}")
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
-    return SOME_FAILED if failed else 0
+    return 1 if failed else 0
 
 
 def _choose(study: Study, pilot: Study, dry_run: bool) -> None:
     """Choose each variant's value from the pilots that are finished, and write it down."""
-    found: dict[str, dict[int, float]] = {}
-    for run in load_results(pilot):
-        value = run.result(study.file.measure, study.file.last_validations)
-        if value is not None:
-            found.setdefault(run.planned.variant, {})[run.planned.seed] = value
-    tried = {name: study.tried[name] for name in study.untuned}
-    results = {
-        pilot_name(name, value): found.get(pilot_name("-".join(study.variants[name].levels), value), {})
-        for name, (_, values) in tried.items()
-        for value in values
-    }
-    tuned = choose_all(tried, study.file.pilot_seeds or [], results, study.file.measure in HIGHER_IS_BETTER)
+    view = View(pilot, load_results(pilot), study.file.measure, study.file.last_validations)
+    results = {each.variant: each.values for each in view.summaries}
+    names = {study.variants[name].folder: name for name in study.untuned}
+    tried = {folder: study.tried[name] for folder, name in names.items()}
+    chosen = choose_all(tried, study.file.pilot_seeds or [], results, view.better == "higher")
+    tuned = {names[folder]: each for folder, each in chosen.items()}
     for name, each in tuned.items():
         edge = ", an edge of the values that were tried" if each.at_edge else ""
         print_lines(f"tuned    {name}: {each.field} {label(each.value)}{edge}")
@@ -133,22 +123,12 @@ def list_untried(pilot: Study) -> list[PlannedRun]:
 
 
 def _check_for_jobs(study: Study) -> None:
-    """Refuse a study whose files are not found from the working directory, that of a job."""
+    """Reject a study whose recipes and data are not found from where jobs look for them."""
     try:
-        check_runs(parse_study(study.text, study.name, study.folder))
+        with contextlib.chdir(ROOT):
+            check_runs(parse_study(study.text, study.name, study.folder))
     except UserError as error:
-        raise UserError(f"{error} (jobs look for it from {Path.cwd()}; give an absolute path)") from None
-
-
-def _describe_start(study: Study, todo: Sequence[PlannedRun]) -> list[str]:
-    seeds = len(study.file.seeds)
-    variants = f"{len(study.of_first_seed)} variants x {seeds} seed{'s' if seeds > 1 else ''}"
-    return [
-        f"study    {study.name}: {study.title}",
-        f"runs     {len(study.runs)}: {variants}, in {study.folder}",
-        *([f"design   {study.design.described}"] if study.design else []),
-        f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs",
-    ]
+        raise UserError(f"{error} (jobs look for it from {ROOT}; give an absolute path)") from None
 
 
 def _devices() -> list[str]:

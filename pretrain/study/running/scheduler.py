@@ -73,9 +73,8 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     """
     count, what = (len(devices), "GPU") if devices else (cores, "core")
     if parallel > MOST_SHARING * count:
-        where = f"{count} {what}{'s' if count > 1 else ''}"
-        most = MOST_SHARING * count
-        raise UserError(f"parallel: {parallel} runs at a time on {where}; give at most {most}")
+        where = f"{count} {what}{'s' if count > 1 else ''}; give at most {MOST_SHARING * count}"
+        raise UserError(f"parallel: {parallel} runs at a time on {where}")
     if not devices:
         threads = None if parallel == 1 else max(1, cores // parallel)
         return [Slot(index, threads=threads, sharing=parallel) for index in range(parallel)]
@@ -84,9 +83,9 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     return [Slot(index, list(devices[at : at + each]), None, sharing) for index, at in enumerate(starts)]
 
 
-def rank_numbers(run: RunConfig) -> list[int]:
-    """Every number of ranks that can train *run*, ascending: tensor_parallel x context_parallel x a divisor
-    of its batch.
+def most_ranks(run: RunConfig, devices: int) -> int:
+    """The largest number of ranks that can train *run* on so many devices, those of one sequence at least:
+    tensor_parallel x context_parallel x a divisor of its batch.
 
     Raises:
         UserError: the batch is no whole number of sequences, or no number of ranks can share it.
@@ -99,21 +98,10 @@ def rank_numbers(run: RunConfig) -> list[int]:
         if micro_batches if run.micro_batch is None else run.micro_batch in micro_batches:
             found.append(copies * math.prod(degrees))
     if not found:
-        raise UserError(
-            f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step, or is none "
-            f"that {run.tensor_parallel} tensor-parallel ranks can split; leave it out"
-        )
-    return found
-
-
-def most_ranks(run: RunConfig, devices: int) -> int:
-    """The largest number of ranks that can train *run* on so many devices; those of one sequence at least.
-
-    Raises:
-        UserError: see rank_numbers.
-    """
-    least = run.tensor_parallel * run.context_parallel
-    return max((ranks for ranks in rank_numbers(run) if ranks <= devices), default=least)
+        problem = f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step"
+        ranks = f"{run.tensor_parallel} tensor-parallel ranks"
+        raise UserError(f"{problem}, or is none that {ranks} can split; leave it out")
+    return max((ranks for ranks in found if ranks <= devices), default=math.prod(degrees))
 
 
 def run_command_line(
@@ -128,7 +116,7 @@ def run_command_line(
     """
     ranks = most_ranks(planned.run, len(slot.devices))
     config = study.folder / CONFIGS / f"{planned.name}.yaml"
-    arguments = ["--ds_config", ds_config_path(study), "--config", str(config)]
+    arguments = ["--ds_config", find_ds_config(study.file.ds_config), "--config", str(config)]
     if slot.threads and planned.run.threads is None and not begun:
         arguments += ["--threads", str(max(1, slot.threads // ranks))]
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(slot.devices[:ranks])} if slot.devices else {}
@@ -143,18 +131,13 @@ def run_command_line(
     return [*launcher, main, *arguments], environment
 
 
-def ds_config_path(study: Study) -> str:
-    """The study's ds_config, looked for here and then in this project."""
-    return find_ds_config(study.file.ds_config)
-
-
 def check_runs(study: Study) -> None:
-    """Refuse a study with a run that could not begin, as far as that is known before its ranks are.
+    """Reject a study with a run that could not begin, as far as that is known before its ranks are.
 
     Relative paths are looked for in the working directory.
 
     Raises:
-        UserError: see read_ds_config, rank_numbers, check_settings and check_start of
+        UserError: see read_ds_config, most_ranks, check_settings and check_start of
             pretrain/assembly/preflight.py, and open_data.
     """
     from pretrain.assembly.data import open_data
@@ -162,10 +145,10 @@ def check_runs(study: Study) -> None:
     from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config
 
-    ds_config = read_ds_config(ds_config_path(study))
+    ds_config = read_ds_config(find_ds_config(study.file.ds_config))
     opened = set()
     for planned in study.of_first_seed:
-        rank_numbers(planned.run)
+        most_ranks(planned.run, 1)
         # How it fits the ranks of its launch is checked there.
         run = dataclasses.replace(planned.run, tensor_parallel=1, context_parallel=1, micro_batch=None)
         check_against_run(ds_config, run)
@@ -203,23 +186,18 @@ class Scheduler:
     Args:
         study: what to run; its files are in its folder (write_study).
         shares: how the machine is shared; as many runs train at a time.
-        stream: where progress goes, by FLOPs.
-        every: seconds between two lines of progress.
+        stream: where progress goes.
     """
 
-    def __init__(
-        self, study: Study, shares: Sequence[Slot], stream: TextIO | None = None, every: float = 15.0
-    ) -> None:
+    def __init__(self, study: Study, shares: Sequence[Slot], stream: TextIO | None = None) -> None:
         self.study = study
         self.stream = sys.stdout if stream is None else stream
         self.stopped: int | None = None
-        self._every = every
         self._free = list(shares)
         self._running: list[_Running] = []
         self._waiting = list_unfinished(study)
         self._failed: dict[str, str] = {}
-        self._began = self._said = time.monotonic()
-        self._done_before = self._done()
+        self._began, self._done = time.monotonic(), 0.0
 
     def run(self) -> dict[str, str]:
         """Train until nothing is left, or a signal asks to stop; then the runs save and can be continued.
@@ -234,30 +212,7 @@ class Scheduler:
                 time.sleep(POLL_SECONDS)
                 for running in [found for found in self._running if _has_ended(found)]:
                     self._end(running)
-                self._progress()
         return self._failed
-
-    def _say(self, line: str) -> None:
-        print_lines(line, file=self.stream)
-
-    def _progress(self) -> None:
-        """Say now and then what the runs have done by now."""
-        now = time.monotonic()
-        if now - self._said < self._every:
-            return
-        self._said = now
-        # Of growing runs this is the most that they may take.
-        done, total, left = self._done(), sum(planned.flops for planned in self.study.runs), ""
-        if done > self._done_before:
-            seconds = (now - self._began) * (total - done) / (done - self._done_before)
-            left = f", {human_seconds(seconds)} left"
-        running = [each.planned for each in self._running]
-        names = ", ".join(f"{each.name} {self._step(each):,}/{each.run.steps:,}" for each in running)
-        self._say(f"progress {done / total:.1%} of the study{left}; running: {names}")
-
-    def _done(self) -> float:
-        """FLOPs of all steps that were made."""
-        return sum(run.flops * min(1.0, self._step(run) / run.run.steps) for run in self.study.runs)
 
     def _start(self, planned: PlannedRun, slot: Slot) -> None:
         begun, began_at = (planned.folder / "latest").is_file(), self._step(planned)
@@ -284,11 +239,16 @@ class Scheduler:
         state, rows = run_state(self.study, ended.planned)
         if code == 0 and state == "finished":
             measure = self.study.file.measure
-            self._say(f"finished {name}: {measure} {rows[-1][measure]:.4f}")
+            self._done += ended.planned.flops
+            left = [*self._waiting, *(each.planned for each in self._running)]
+            # Of growing runs these FLOPs are the most that they may take.
+            seconds = (time.monotonic() - self._began) * sum(each.flops for each in left) / self._done
+            more = f"{len(left)} runs left, about {human_seconds(seconds)}"
+            print_lines(f"finished {name}: {measure} {rows[-1][measure]:.4f}; {more}", file=self.stream)
             return
         if code == STOPPED:
             further = self._step(ended.planned) > ended.began_at
-            if self.stopped is None and further:  # its own limit of minutes: it goes on
+            if self.stopped is None and further:  # its own limit of minutes: it is resumed
                 self._waiting.insert(0, ended.planned)
             if self.stopped is not None or further:
                 return
@@ -300,7 +260,7 @@ class Scheduler:
         with suppress(OSError):
             write_atomically(failed_mark(ended.planned), reason + "\n")
         self._failed[name] = reason
-        self._say(f"failed   {name}: {reason}")
+        print_lines(f"failed   {name}: {reason}", file=self.stream)
 
     def _step(self, planned: PlannedRun) -> int:
         with suppress(UserError):
@@ -343,14 +303,11 @@ def _has_ended(running: _Running) -> bool:
     """Whether the command and its ranks have ended: a launcher that is stopped leaves ranks that save."""
     if running.process.poll() is None:
         return False
-    try:
-        os.killpg(running.process.pid, 0)  # each run is a process group of its own
-    except ProcessLookupError:
-        return True
     import psutil
 
-    for process in psutil.process_iter():  # what has ended stays in the group until its parent looks
+    for process in psutil.process_iter():  # each run has its own process group
         with suppress(psutil.Error, ProcessLookupError):
+            # What has ended stays in the group until its parent looks.
             if os.getpgid(process.pid) == running.process.pid and process.status() != psutil.STATUS_ZOMBIE:
                 return False
     return True

@@ -1,6 +1,6 @@
 """Submits a study to SLURM: one array task for each run that is not finished.
 
-Runs whose batch cannot be shared by all tasks that the script asks for have arrays of their own, with fewer.
+Runs whose batch cannot be shared by all tasks that the script asks for get separate arrays with fewer tasks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def sbatch_commands(
 ) -> list[list[str]]:
     """The lines that submit runs of a study; the script reads the study's folder.
 
-    One line, or one for each number of ranks where some runs have too small a batch for the script's; with
-    options that say how many tasks or GPUs there are, one line in any case.
+    There is one command, or one for each number of ranks where some runs have too small a batch for the
+    script's; with options that give the number of tasks or GPUs there is always one.
 
     Args:
         todo: the runs; the array has their task numbers (see task_names).
@@ -78,10 +78,8 @@ def run_of_task(study: Study, number: str) -> PlannedRun:
     if name not in runs:
         valid = format_array([number for number, name in enumerate(names) if name in runs])
         was = f" ({name}, which the study does not name any more)" if name else ""
-        raise UserError(
-            f"array: task {quote(number, plain=True)}{was} is no run of {study.name}; cancel it (scancel); "
-            f"valid: --array={valid}"
-        )
+        task = f"array: task {quote(number, plain=True)}{was} is no run of {study.name}"
+        raise UserError(f"{task}; cancel it (scancel); valid: --array={valid}")
     return runs[name]
 
 
@@ -95,13 +93,11 @@ def submit(command: Sequence[str]) -> str:
     """Submit a job array and return its number.
 
     Raises:
-        UserError: there is no sbatch, or it refuses.
+        UserError: there is no sbatch, or it rejects the job.
     """
     if shutil.which("sbatch") is None:
-        raise UserError(
-            "slurm: no sbatch on this machine; submit it from a login node, or leave out --slurm to run it "
-            "here"
-        )
+        valid = "submit it from a login node, or leave out --slurm to run it here"
+        raise UserError(f"slurm: no sbatch on this machine; {valid}")
     from pretrain.engine.deepspeed_logging import environment_elsewhere
 
     done = subprocess.run(
@@ -110,5 +106,5 @@ def submit(command: Sequence[str]) -> str:
     number = re.search(r"\d+", done.stdout)
     if done.returncode or number is None:
         problem = " ".join((done.stderr or done.stdout).split())[:300]
-        raise UserError(f"slurm: {shlex.join(command)} was refused: {problem}")
+        raise UserError(f"slurm: {shlex.join(command)} was rejected: {problem}")
     return number[0]

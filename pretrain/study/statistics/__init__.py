@@ -1,1 +1,1 @@
-"""Statistics that know nothing of runs: paired intervals and power, signed ranks, linear models."""
+"""Statistics that know nothing of runs: paired differences, their power and outliers, and linear models."""

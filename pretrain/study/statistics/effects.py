@@ -24,8 +24,7 @@ from statsmodels.stats.anova import anova_lm
 
 from pretrain.study.formulas import Contrast
 from pretrain.study.planned import Design
-from pretrain.study.statistics.paired import CONFIDENCE
-from pretrain.study.statistics.ranks import FAR
+from pretrain.study.statistics.paired import CONFIDENCE, FAR, Estimate
 
 FEWEST_DEGREES = 5
 """Interactions are in the model if so many degrees of freedom are left for the error, and LEFT_OVER."""
@@ -38,17 +37,6 @@ SEEDS = "seed"
 Matrix = NDArray[np.float64]
 Levels = tuple[int, ...]
 """Of each factor, from 0."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95 % interval, in the unit of the measure."""
-
-    value: float
-    low: float
-    high: float
-    p: float
-    """Of the two-sided t-test of zero."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +58,8 @@ class LevelEffect:
         plain, robust = self.least_squares, self.robust
         if robust is None:
             return False
-        excludes = [each.low > 0 or each.high < 0 for each in (plain, robust)]
         inside = plain.low <= robust.value <= plain.high and robust.low <= plain.value <= robust.high
-        return excludes[0] != excludes[1] or not inside
+        return plain.excludes_zero != robust.excludes_zero or not inside
 
 
 @dataclass(frozen=True)
@@ -138,7 +125,7 @@ class Effects:
         seeds = [f"C({SEEDS}, Sum)"] if len(self.seeds) > 1 else []
         return " + ".join([*seeds, *factors, *pairs])
 
-    def grid(self, formula: str, rows: Sequence[Levels]) -> Matrix:
+    def grid(self, formula: str, rows: Sequence[Levels] | NDArray[np.int64]) -> Matrix:
         """The columns of combinations, for the mean of the seeds: (rows, width)."""
         seeds = self.seeds
         columns = pd.DataFrame({SEEDS: pd.Categorical(seeds * len(rows), categories=seeds)})
@@ -167,8 +154,6 @@ class Effects:
     @cached_property
     def interactions(self) -> bool:
         """Whether interactions of two factors are in the model: where they can be estimated."""
-        if len(self.design.levels) < 2:
-            return False
         matrix = dmatrix(self.formula(True), self.data)
         runs, width = matrix.shape
         enough = runs - width >= max(FEWEST_DEGREES, LEFT_OVER * runs)
@@ -224,21 +209,16 @@ class Effects:
     @cached_property
     def levels(self) -> list[LevelEffect]:
         """The effect of every level of every factor."""
-        names = [(factor, level) for factor, labels in self.design.levels.items() for level in labels]
         rows = np.array(list(self.design.rows.values()))
-        grid, places = self.grid(self.model, list(self.design.rows.values())), []
-        for place, labels in enumerate(self.design.levels.values()):
-            places += [rows[:, place] == level for level in range(len(labels))]
-        weights = np.array([grid[chosen].mean(axis=0) - grid.mean(axis=0) for chosen in places])
-        plain = estimate(self.least_squares, weights)
-        robust = estimate(self.robust, weights) if self.robust is not None else [None] * len(plain)
-        own = dict(zip(self.design.rows, range(len(rows)), strict=True))
-        trained = [own[variant] for variant in self.data.variant]
-        outside = [own[variant] for variant, _ in self.outliers]
-        return [
-            LevelEffect(*name, int(chosen[trained].sum()), int(chosen[outside].sum()), one, other)
-            for name, chosen, one, other in zip(names, places, plain, robust, strict=True)
-        ]
+        grid, found, weights = self.grid(self.model, rows), [], []
+        outside = [self.design.rows[variant] for variant, _ in self.outliers]
+        for place, (factor, labels) in enumerate(self.design.levels.items()):
+            for level, label in enumerate(labels):
+                far = sum(row[place] == level for row in outside)
+                found.append((factor, label, int((self.data[f"f{place}"] == level).sum()), far))
+                weights.append(grid[rows[:, place] == level].mean(axis=0) - grid.mean(axis=0))
+        fits = estimate(self.least_squares, np.array(weights)), estimate(self.robust, np.array(weights))
+        return [LevelEffect(*each, *both) for each, *both in zip(found, *fits, strict=True)]
 
     @cached_property
     def variance(self) -> list[dict[str, Any]]:
@@ -257,31 +237,6 @@ class Effects:
         names |= {SEEDS: "seeds", "Residual": "error"}
         parts = [re.sub(r"C\((\w+), Sum\)", r"\1", part) for part in term.split(":")]
         return ":".join(names.get(part, part) for part in parts)
-
-    @cached_property
-    def confounded(self) -> dict[str, list[str]]:
-        """By main effect the interactions of two factors that it is confounded with, and at strength 3 by
-        interaction the others. Empty where all can be estimated."""
-        if self.design.strength > 3 or len(self.design.levels) < 2:
-            return {}
-        rows = list(self.design.rows.values())
-        frame = self._frame(rows, pd.DataFrame(index=range(len(rows))))
-        factors = [f"C(f{place}, Sum)" for place in range(len(self.design.levels))]
-        matrix = dmatrix(" + ".join([*factors, *map(":".join, itertools.combinations(factors, 2))]), frame)
-        products = np.abs(matrix.T @ matrix)
-        slices = matrix.design_info.term_name_slices
-        pairs = [name for name in slices if ":" in name]
-        found = {}
-        for term in factors if self.design.strength < 3 else pairs:
-            own = set(term.split(":"))
-            others = [
-                self.name_term(pair)
-                for pair in pairs
-                if not own & set(pair.split(":")) and products[slices[term], slices[pair]].max() > 1e-9
-            ]
-            if others:
-                found[self.name_term(term)] = others
-        return found
 
     @cached_property
     def lack_of_fit(self) -> tuple[float, float] | None:
@@ -303,8 +258,7 @@ class Effects:
             return None
         rows = [self.design.rows[variant] for variant in contrast.weights]
         weights = np.array(list(contrast.weights.values())) @ self.grid(self.model, rows)
-        robust = estimate(self.robust, weights)[0] if self.robust is not None else None
-        return estimate(self.least_squares, weights)[0], robust
+        return estimate(self.least_squares, weights)[0], estimate(self.robust, weights)[0]
 
     @cached_property
     def predictions(self) -> list[Prediction]:
@@ -312,36 +266,30 @@ class Effects:
 
         Factors that a schedule does not state have their best level. The best is the lowest of many
         estimates, so its own is too good (the winner's curse)."""
-        labels, rows = list(self.design.levels.values()), np.array(list(self.design.rows.values()))
+        labels, rows = self.design.levels, pd.DataFrame(self.design.rows.values())
+        means = self.grid(self.formula(False), rows.to_numpy()) @ self.additive.params.to_numpy()
         sign = -1 if self.higher_is_better else 1
-        means = sign * self.grid(self.formula(False), list(self.design.rows.values())) @ self.additive.params
-        best = tuple(
-            int(np.argmin([means[rows[:, place] == level].mean() for level in range(len(each))]))
-            for place, each in enumerate(labels)
-        )
-        named = {"best": best}
-        for name, stated in self.design.predict.items():
-            named[name] = tuple(
-                each.index(stated[factor]) if factor in stated else best[place]
-                for place, (factor, each) in enumerate(self.design.levels.items())
-            )
-        estimates = estimate(self.additive, self.grid(self.formula(False), list(named.values())))
+        best = {
+            factor: each[(sign * pd.Series(means)).groupby(rows[place]).mean().idxmin()]
+            for place, (factor, each) in enumerate(labels.items())
+        }
+        named = {name: {**best, **stated} for name, stated in {"best": {}, **self.design.predict}.items()}
+        chosen = [[labels[factor].index(each) for factor, each in own.items()] for own in named.values()]
         found = []
-        for (name, levels), each in zip(named.items(), estimates, strict=True):
-            own = tuple(of[level] for of, level in zip(labels, levels, strict=True))
-            measured = self.data.value[self.data.variant == ".".join(own)]
-            found.append(Prediction(name, own, each, float(measured.mean()) if len(measured) else None))
+        estimates = estimate(self.additive, self.grid(self.formula(False), np.array(chosen)))
+        for (name, own), each in zip(named.items(), estimates, strict=True):
+            measured = self.data.value[self.data.variant == ".".join(own.values())]
+            mean = float(measured.mean()) if len(measured) else None
+            found.append(Prediction(name, tuple(own.values()), each, mean))
         return found
 
 
-def estimate(fit: Any, weights: Matrix) -> list[Estimate]:
+def estimate(fit: Any | None, weights: Matrix) -> list[Any]:
     """Combinations of a fit's coefficients, (combinations, width) or (width,), with t-intervals by the
-    error's degrees of freedom."""
+    error's degrees of freedom; each None without a fit."""
+    if fit is None:
+        return [None] * len(np.atleast_2d(weights))
     with np.errstate(divide="ignore", invalid="ignore"):
-        test = fit.t_test(np.atleast_2d(weights), use_t=True)
-        limits = np.atleast_2d(test.conf_int(1 - CONFIDENCE))
-    values, ps = np.atleast_1d(np.squeeze(test.effect)), np.atleast_1d(np.squeeze(test.pvalue))
-    return [
-        Estimate(float(value), float(low), float(high), float(p))
-        for value, (low, high), p in zip(values, limits, ps, strict=True)
-    ]
+        table = fit.t_test(np.atleast_2d(weights), use_t=True).summary_frame(alpha=1 - CONFIDENCE)
+    columns = ["coef", "Conf. Int. Low", "Conf. Int. Upp.", "P>|t|"]
+    return [Estimate(*map(float, row)) for row in table[columns].to_numpy()]

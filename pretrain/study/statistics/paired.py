@@ -1,15 +1,15 @@
-"""Pure statistics: intervals of paired differences, their power and spread.
+"""Pure statistics: intervals and ranks of paired differences, their power and spread, and outliers.
 
 Nothing here knows of runs. scipy is imported where it is used, because that takes a while.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 import numpy as np
 
@@ -17,18 +17,20 @@ CONFIDENCE = 0.95
 """Of the intervals of reports."""
 MOST_PAIRS = 100_000
 """Above so many, pairs_needed gives up."""
+FAR = 4.0
+"""In robust standard deviations: a run that is worse than its variant's median by more is an outlier."""
+TO_SD = 1 / (math.sqrt(2) * 0.6744897501960817)
+"""What makes the median distance of two normal values their standard deviation: 0.674 is the third quartile
+of a standard normal."""
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A mean with its confidence interval, in the unit of the values."""
+class Estimate:
+    """A value with its confidence interval, in the unit of the measure."""
 
-    mean: float
+    value: float
     low: float
     high: float
-    sd: float
-    """Sample standard deviation, n - 1 in its denominator."""
-    count: int
     p: float
     """Of the two-sided t-test of zero; 0 or 1 for equal values."""
 
@@ -38,18 +40,32 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Student's t-interval of the mean of two or more paired differences (two-sided), in their unit.
 
     It covers the true mean with probability *confidence* if the differences are independent and normal.
     """
     from scipy.stats import t
 
-    count, mean, sd = len(differences), fmean(differences), stdev(differences)
-    error = sd / math.sqrt(count)
+    count, mean = len(differences), fmean(differences)
+    error = stdev(differences) / math.sqrt(count)
     half = float(t.ppf((1 + confidence) / 2, count - 1)) * error
     p = float(2 * t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
-    return Interval(mean, mean - half, mean + half, sd, count, p)
+    return Estimate(mean, mean - half, mean + half, p)
+
+
+def hodges_lehmann(differences: Sequence[float]) -> float:
+    """The median of the means of all pairs of differences, each with itself, too, in their unit (Hodges and
+    Lehmann, Annals of Mathematical Statistics 34, 1963)."""
+    return median((a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2))
+
+
+def signed_rank_p(differences: Sequence[float]) -> float:
+    """Of Wilcoxon's signed-rank test of zero, two-sided; exact for up to 50 differences without zeros and
+    ties. It holds for independent differences of one symmetric distribution, with any tails."""
+    from scipy.stats import wilcoxon
+
+    return float(wilcoxon(differences).pvalue) if any(differences) else 1.0
 
 
 # ---------------------------------------------------------------------- power
@@ -106,18 +122,13 @@ def detectable_effect(sd: float, pairs: int, power: float = 0.8, confidence: flo
         sd: standard deviation of the paired differences.
         power: above 1 - *confidence*, which a difference of zero is found with.
     """
-    return math.nan if pairs < 2 else sd * _solve_detectable(pairs, power, confidence)
-
-
-@lru_cache
-def _solve_detectable(pairs: int, power: float, confidence: float) -> float:
-    """In standard deviations."""
     from scipy.optimize import brentq
 
+    def find_gap(size: float) -> float:
+        return paired_power(size, 1.0, pairs, confidence) - power
+
     # 1,000 sd are found by two pairs with a power above 0.9999.
-    return float(
-        brentq(lambda size: paired_power(size, 1.0, pairs, confidence) - power, 0.0, 1000.0, xtol=1e-12)
-    )
+    return math.nan if pairs < 2 else sd * float(brentq(find_gap, 0.0, 1000.0, xtol=1e-12))
 
 
 # ---------------------------------------------------------------------- spread
@@ -144,3 +155,40 @@ def pooled_sd(groups: Sequence[Sequence[float]]) -> float:
     degrees = sum(len(group) - 1 for group in groups)
     squares = math.fsum(float(np.var(group)) * len(group) for group in groups)
     return math.sqrt(squares / degrees) if degrees else math.nan
+
+
+# ---------------------------------------------------------------------- outliers
+
+
+def robust_sd(groups: Sequence[Sequence[float]]) -> float:
+    """Standard deviation within groups, pooled, from the median distance of two values of a group (Shamos).
+
+    NaN without a group of two. Where most distances are 0, as those of accuracies on few examples, they have
+    no scale, and the median of the others is taken: else the smallest step of such a measure would be
+    infinitely many standard deviations.
+    """
+    distances = [abs(a - b) for group in groups for a, b in itertools.combinations(group, 2)]
+    typical = median(distances) if distances else math.nan
+    return TO_SD * (typical or median([distance for distance in distances if distance] or [0.0]))
+
+
+def find_outliers(
+    values: Mapping[str, Mapping[int, float]], higher_is_better: bool = False
+) -> list[tuple[str, int]]:
+    """The runs that are worse than the median of their variant by more than FAR pooled robust standard
+    deviations, and those that are not finite.
+
+    Args:
+        values: by variant and seed.
+
+    Returns:
+        Variant and seed of each.
+    """
+    finite = {name: [each for each in by.values() if math.isfinite(each)] for name, by in values.items()}
+    limit, sign = FAR * robust_sd(list(finite.values())), -1 if higher_is_better else 1
+    return [
+        (name, seed)
+        for name, by_seed in values.items()
+        for seed, value in by_seed.items()
+        if not math.isfinite(value) or sign * (value - median(finite[name])) > limit
+    ]

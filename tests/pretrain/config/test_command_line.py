@@ -136,3 +136,9 @@ def test_a_ds_config_is_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "ds_configs").mkdir()
     (tmp_path / "ds_configs/zero2.json").write_text("{}")
     assert parse_command_line([]).ds_config == "ds_configs/zero2.json"
+
+
+def test_verbose_is_a_flag_of_the_command_alone():
+    plain, verbose = parse_command_line(["--steps", "5"]), parse_command_line(["--verbose", "--steps", "5"])
+    assert (plain.verbose, verbose.verbose) == (False, True)
+    assert plain.run == verbose.run and "verbose" not in verbose.run.to_yaml()

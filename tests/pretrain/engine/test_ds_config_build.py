@@ -57,7 +57,7 @@ def build(config, folder):
 
 
 def built(config, folder, timeout=120):
-    """What is taken by the check builds and trains with finite numbers, or DeepSpeed refuses it."""
+    """What is taken by the check builds and trains with finite numbers, or DeepSpeed rejects it."""
     result = run_distributed(build, 1, config, str(folder), timeout=timeout)[0]
     if isinstance(result, str):
         assert result.startswith("refused"), (result, config)
@@ -146,7 +146,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("error", "said"), REFUSALS)
 def test_what_deepspeed_refuses_is_one_line(error, said):
-    refused = pytest.raises(UserError, match="ds_config: DeepSpeed refuses it: ")
+    refused = pytest.raises(UserError, match="ds_config: DeepSpeed rejects it: ")
     with refused as caught, explain_refusals():
         raise error
     assert said in str(caught.value) and str(caught.value).isprintable()

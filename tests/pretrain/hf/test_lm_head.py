@@ -5,6 +5,7 @@ peft and TRL are not among the pinned packages: their tests are skipped where th
 
 import importlib
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,12 @@ from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 SCALE = {"attention_scale": "constant", "attention_scale_base": 12}  # 1/sqrt(d_h), as a Llama has it
 MUP = {"parametrization": "mup", "base_width": 32, **SCALE}
-HEADS = {"plain": {}, "cap": {"logit_softcap": 4.0}, "mup": MUP, "both": {"logit_softcap": 4.0, **MUP}}
+HEADS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cap": {"logit_softcap": 4.0},
+    "mup": MUP,
+    "both": {"logit_softcap": 4.0, **MUP},
+}
 CASES = [(head, tied) for head in HEADS for tied in (True, False)]
 IDS = tokens(2, 40)
 

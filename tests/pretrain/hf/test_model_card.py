@@ -12,6 +12,7 @@ from model.presets import preset
 from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
 from pretrain.hf.formats import folder_config
 from pretrain.hf.model_card import model_card
+from tests.helpers.networks import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = preset("prism-tiny")
@@ -25,10 +26,10 @@ STATES = {
 }
 
 
-def card(state, license_name=None, format="native"):
+def card(state, license_name=None, format="native", model=MODEL):
     parts = {"tokenizer": SimpleNamespace(name="its own"), "last_metrics": lambda: {}}
-    source = SimpleNamespace(model=MODEL, state=STATES[state], **parts)
-    text = model_card(source, MODEL, folder_config(MODEL, format, {}), "equal", "name", license_name)
+    source = SimpleNamespace(model=model, state=STATES[state], **parts)
+    text = model_card(source, model, folder_config(model, format, {}), "equal", "name", license_name)
     return yaml.safe_load(text.split("---\n")[1]), text
 
 
@@ -63,6 +64,11 @@ def test_the_data_is_what_the_run_has_read():
 @pytest.mark.parametrize(("format", "version"), [("native", "5.14"), ("llama", "5.0")])
 def test_the_least_transformers_is_named(format, version):
     assert f"Needs transformers {version} or newer." in card("ours", format=format)[1]
+
+
+@pytest.mark.parametrize(("name", "version"), [("gptneo", "5.14"), ("gptneo_windows", "5.19")])
+def test_different_windows_need_a_newer_transformers(name, version):
+    assert f"Needs transformers {version} or newer." in card("ours", model=CONFIGS[name])[1]
 
 
 def test_training_is_described_as_it_was():

@@ -141,7 +141,8 @@ def test_what_servers_look_for(folders):
     assert all(module.is_causal for module in model.modules() if isinstance(module, HeadScheduleAttention))
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     linears = {"layers.*." + name.split(".", 3)[3] for name in names if ".layers." in name}
-    assert linears == set(model.config.base_model_tp_plan)
+    plan = set(model.config.base_model_tp_plan) - {"embed_tokens"}  # transformers 5.19 adds it
+    assert linears == plan
     # The plan's modules are all that have parameters, but for learned positions.
     children = dict(model.model.named_children())
     bare = {name for name, child in children.items() if next(child.parameters(), None) is not None}

@@ -230,7 +230,7 @@ def test_what_is_not_whole_is_passed_over(run, url, tmp_path, damage, reason):
     assert not (run / "checkpoints/step_000002").exists()
     shutil.rmtree(run)
     (tmp_path / "mirror/one/checkpoints/step_000001" / MANIFEST).unlink()
-    with pytest.raises(UserError, match="holds no checkpoint; give another --name to begin anew"):
+    with pytest.raises(UserError, match="holds no checkpoint; give another --name to start from scratch"):
         restore_lost(url, run)
 
 

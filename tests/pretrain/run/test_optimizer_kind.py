@@ -39,4 +39,4 @@ def test_another_kind_is_rejected_unless_its_state_is_given_up(before, now, impo
         else:
             assert resets_optimizer(saved, run) is other
             notes = check_resume(saved, state, run, model)
-            assert any("the optimizer begins anew" in note for note in notes) is other
+            assert any("the optimizer state is reset" in note for note in notes) is other

@@ -109,7 +109,7 @@ def test_ctrl_c_counts_even_when_it_is_heard_second():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "why"), [("1", "what it is doing has not ended"), ("2", "the other ranks have not agreed")]
+    ("ranks", "why"), [("1", "its current operation has not ended"), ("2", "the other ranks have not agreed")]
 )
 def test_without_an_agreement_it_ends_without_saving(monkeypatch, ranks, why):
     monkeypatch.setenv("WORLD_SIZE", ranks)

@@ -49,3 +49,20 @@ def test_a_node_that_differs_is_named_on_every_rank(what, value):
         and "on node2" in said[0]
     )
     assert "node1" not in said[0] and "\n" not in said[0]
+
+
+def test_code_that_only_looks_at_runs_is_no_other_code(tmp_path, monkeypatch):
+    (tmp_path / "pretrain" / "study").mkdir(parents=True)
+    (tmp_path / "pretrain" / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(agreement, "ROOT", tmp_path)
+    before = agreement.code_hash()
+    (tmp_path / "pretrain" / "study" / "tables.py").write_text("x = 2\n")
+    assert agreement.code_hash() == before
+    (tmp_path / "pretrain" / "b.py").write_text("")
+    assert agreement.code_hash() != before
+    # A run makes its built-in corpus, and plans its micro-batch.
+    for name in ("prepare", "plan"):
+        before = agreement.code_hash()
+        (tmp_path / "pretrain" / name).mkdir()
+        (tmp_path / "pretrain" / name / "part.py").write_text("x = 1\n")
+        assert agreement.code_hash() != before

@@ -34,18 +34,19 @@ def folder(tmp_path, monkeypatch):
     register(study)
     final = {f"{name}-s{s}": loss for name, losses in FINALS.items() for s, loss in enumerate(losses, 1)}
     del final["uniform-s3"]
-    for found in planted(study, final, more=lambda run: SCORES, world={"code": ["abc", "def"]}):
-        model = found.model_config and found.model_config.replace(heads=(3, 2, 2, 1), head_dim=(16,) * 4)
+    model = study.runs[2].run.build_model_config().replace(heads=(3, 2, 2, 1), head_dim=(16,) * 4)
+    more = {"model": lambda run: model if run.grows else None, "world": {"code": ["abc", "def"]}}
+    for found in planted(study, final, more=lambda run: SCORES, **more):
         if found.planned.name == "rising-s3":
-            plant(result(found.planned, found.rows[:4], failure="error: out of disk"))
-        elif found.state != "missing":
-            plant(result(found.planned, found.rows, model=model if found.planned.grows else None))
+            found = result(found.planned, found.rows[:4], failure="error: out of disk")
+        if found.state != "missing":
+            plant(found)
     return tmp_path / "s"
 
 
 def test_reports_from_a_record_are_those_of_the_folder(folder, capsys, tmp_path):
-    assert main(["record", str(folder)]) == 0
     path = tmp_path / "results/s.json"
+    assert main(["record", str(folder)]) == 0
     assert capsys.readouterr().out == "wrote results/s.json\n"
     views = [build_view(study, load_results(study)) for study in (load_study(folder), read_archive(path))]
     assert sections(views[0]) == sections(views[1])

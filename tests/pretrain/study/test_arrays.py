@@ -1,4 +1,4 @@
-"""Balance of the arrays, counted column by column; fields, and what cannot be built."""
+"""Balance of the arrays, counted column by column, and what cannot be built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pretrain.study.arrays import PRODUCTS, compute_strength, orthogonal_array
+from pretrain.study.arrays import compute_strength, orthogonal_array
 from tests.helpers.refusals import refused
 
 ARRAYS = [
@@ -42,17 +42,6 @@ def test_strength_of_arrays_that_are_not_balanced():
     assert compute_strength(np.array([[0, 0], [1, 1]]), [2, 2]) == 1
     assert compute_strength(np.array([[0, 0], [0, 1], [1, 0]]), [2, 2]) == 0
     assert compute_strength(np.array([[0, 0], [1, 1], [0, 0], [1, 1]]), [2, 3]) == 0  # a level is missing
-
-
-@pytest.mark.parametrize("order", PRODUCTS)
-def test_fields_are_fields(order):
-    multiply, numbers = np.array(PRODUCTS[order]), range(order)
-    add = np.bitwise_xor.outer(numbers, numbers)
-    for a, b, c in itertools.product(numbers, repeat=3):
-        assert multiply[a, add[b, c]] == add[multiply[a, b], multiply[a, c]]
-        assert multiply[a, multiply[b, c]] == multiply[multiply[a, b], c]
-    assert all(sorted(add[a]) == list(numbers) for a in numbers)
-    assert all(sorted(multiply[a][1:]) == list(numbers)[1:] for a in numbers if a)
 
 
 @pytest.mark.parametrize(

@@ -25,19 +25,13 @@ def file(tmp_path, monkeypatch):
     return str(path)
 
 
-def test_a_flag_of_another_command_is_refused_with_the_commands_that_have_it(capsys):
-    for given, line in {
-        "list --parallel 2": "--parallel: not a flag of this command, but of 'run'",
-        "list --paralel 2": "--paralel: unknown flag; did you mean '--parallel'?",
-    }.items():
-        assert main(given.split()) == 2
-        assert capsys.readouterr().err == f"error: {line}\n"
-
-
-def test_list_says_how_far_each_run_is(file, capsys):
-    assert main(["list", file]) == 0
+def test_list_says_how_far_each_run_is_and_which_the_study_does_not_name(file, capsys, tmp_path):
+    (tmp_path / "o/prism-s9").mkdir(parents=True)
+    (tmp_path / "o/prism-s9/config.yaml").write_text("")
+    assert main(["list", file, "--out", "o"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7 and lines[2].split() == ["1", "prism-s1", "missing", "0/5"]
+    assert len(lines) == 8 and lines[2].split() == ["1", "prism-s1", "missing", "0/5"]
+    assert lines[-1] == "the folder also holds 1 run that the study does not name: prism-s9"
 
 
 def test_a_dry_run_writes_nothing(file, capsys, tmp_path):
@@ -104,22 +98,6 @@ def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):
     assert numbers["uniform-s2"] == "3" and numbers["new-s1"] == "6" and "prism-s1" not in numbers
 
 
-def test_a_task_forgets_an_earlier_failure(file, capsys, tmp_path):
-    mark = tmp_path / "o/logs/prism-s2.failed"
-    mark.parent.mkdir(parents=True)
-    mark.write_text("exit code 1: error: data: gone\n")
-    assert main(["list", file, "--out", "o"]) == 0 and "data: gone" in capsys.readouterr().out
-    assert main(["task", file, "4", "--out", "o"]) == 0 and not mark.exists()
-
-
-def test_runs_that_the_study_does_not_name_are_listed(file, capsys, tmp_path):
-    (tmp_path / "o/prism-s9").mkdir(parents=True)
-    (tmp_path / "o/prism-s9/config.yaml").write_text("")
-    assert main(["list", file, "--out", "o"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "the folder also holds 1 run that the study does not name: prism-s9"
-
-
 def test_a_second_session_changes_nothing(file, capsys, tmp_path):
     """It is refused before it has written anything, and told of an option that there is."""
     folder = tmp_path / "o"
@@ -137,20 +115,12 @@ def test_a_second_session_changes_nothing(file, capsys, tmp_path):
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("steps: 5, global_batch_tokens: 1000", "global_batch_tokens: 1000 is not a multiple"),
-        ("steps: 5, vocab_size: 1000", None),
-    ],
-)
-def test_nothing_is_submitted_that_cannot_begin(file, capsys, monkeypatch, tmp_path, change, said):
+def test_a_study_is_written_and_submitted(file, capsys, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(run, "submit", lambda line: calls.append(line) or "7")
-    (tmp_path / "far.yaml").write_text(TEXT.replace("steps: 5", change))
-    assert main(["run", "far.yaml", "--slurm", "--out", "o"]) == (2 if said else 0)
-    assert len(calls) == (0 if said else 1) and (said or "") in capsys.readouterr().err
-    assert (tmp_path / "o/study.yaml").is_file() != bool(said)
+    assert main(["run", file, "--slurm", "--out", "o"]) == 0
+    assert len(calls) == 1 and (tmp_path / "o/study.yaml").is_file()
+    assert "submitted job 7: sbatch --array=0-5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("more", [[], ["--dry_run"], ["--slurm"], ["--slurm", "--dry_run"]])
@@ -158,22 +128,17 @@ def test_nothing_is_submitted_that_cannot_begin(file, capsys, monkeypatch, tmp_p
     ("text", "said"),
     [
         (TEXT + "ds_config: none.json\n", "error: ds_config: "),
+        (TEXT + "ds_config: FOLDER/bad.json\n", "zero_optimization.contigous_gradients is unknown"),
         (TEXT.replace("steps: 5", "steps: 5, data: data/none"), "error: data: 'data/none' is not a folder"),
+        (TEXT.replace("steps: 5", "steps: 5, global_batch_tokens: 1000"), "1000 is not a multiple"),
     ],
 )
-def test_what_is_not_there_is_said_before_anything_is_written(file, capsys, tmp_path, text, said, more):
-    (tmp_path / "far.yaml").write_text(text)
+def test_what_cannot_begin_writes_nothing(file, capsys, monkeypatch, tmp_path, text, said, more):
+    monkeypatch.setattr(run, "submit", lambda line: pytest.fail("submitted"))
+    (tmp_path / "bad.json").write_text('{"zero_optimization": {"stage": 2, "contigous_gradients": true}}')
+    (tmp_path / "far.yaml").write_text(text.replace("FOLDER", str(tmp_path)))
     assert main(["run", "far.yaml", *more]) == 2
-    assert capsys.readouterr().err.startswith(said) and not (tmp_path / "runs").exists()
-
-
-def test_what_deepspeed_does_not_take_is_said_before_anything_is_written(file, capsys, tmp_path):
-    bad = tmp_path / "bad.json"
-    bad.write_text('{"zero_optimization": {"stage": 2, "contigous_gradients": true}}')
-    (tmp_path / "far.yaml").write_text(TEXT + f"ds_config: {bad}\n")
-    assert main(["run", "far.yaml"]) == 2
-    assert "zero_optimization.contigous_gradients is unknown" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
+    assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 def test_a_recipe_that_jobs_would_not_find_is_refused(file, capsys, monkeypatch, tmp_path):
@@ -195,15 +160,21 @@ def test_damaged_files_of_a_run(file, capsys, tmp_path):
     (run / "config.yaml").write_text("- 1")
     assert main(["run", file, "--dry_run", "--out", "o"]) == 2
     assert "o/prism-s1/config.yaml" in capsys.readouterr().err
+    assert main(["task", file, "1", "--out", "o"]) == 2
 
 
 def test_a_task_writes_what_it_reads_and_says_how_many_ranks_share_its_batch(file, capsys, tmp_path):
+    mark = tmp_path / "o/logs/prism-s2.failed"  # of an earlier attempt
+    mark.parent.mkdir(parents=True)
+    mark.write_text("exit code 1: error: data: gone\n")
+    assert main(["list", file, "--out", "o"]) == 0 and "data: gone" in capsys.readouterr().out
     for given, used in (("8", "4"), ("1", "1")):
         assert main(["task", file, "4", "--out", str(tmp_path / "o"), "--ranks", given]) == 0
         ds_config, config, ranks = capsys.readouterr().out.split()
         assert ds_config.endswith("ds_configs/zero2.json") and ranks == used
         assert config == str(tmp_path / "o/configs/prism-s2.yaml")
         assert yaml.safe_load((tmp_path / "o/study.yaml").read_text())["baseline"] == "uniform"
+    assert not mark.exists()
 
 
 BAD_INPUT = [
@@ -212,7 +183,9 @@ BAD_INPUT = [
     ("run FILE --sbatch x", "sbatch: options of sbatch without --slurm"),
     ("run FILE --slurm --sbatch='", "argument --sbatch: invalid split value"),
     ("run FILE --dry_run --out .h", "out: '.h' is not valid; give a folder whose name"),
-    ("run FILE --paralel 2", "did you mean '--parallel'"),
+    ("run FILE --paralel 2", "--paralel: unknown flag; did you mean '--parallel'"),
+    ("list FILE --parallel 2", "--parallel: not a flag of this command, but of 'run'"),
+    ("run FILE --slurm", "slurm: no sbatch on this machine"),
     ("run nothing", "study: no file or study 'nothing'"),
     ("task FILE 6", "array: task 6 is no run of three; cancel it (scancel); valid: --array=0-5"),
     ("task FILE x", "array: task x is no run of three"),
@@ -229,15 +202,10 @@ BAD_INPUT = [
 @pytest.mark.parametrize(("arguments", "said"), BAD_INPUT)
 def test_bad_input_is_one_line(file, capsys, monkeypatch, arguments, said):
     monkeypatch.setattr(run, "_devices", list)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
     assert main(arguments.replace("FILE", file).split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1
-
-
-def test_without_sbatch(file, capsys, monkeypatch):
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
-    assert main(["run", file, "--slurm"]) == 2
-    assert "slurm: no sbatch on this machine" in capsys.readouterr().err
 
 
 def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(

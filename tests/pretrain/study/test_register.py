@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 
-import yaml
-
 from pretrain.config.sources import ROOT
-from pretrain.study.planning import parse_study
 from pretrain.study.register import FILE_NAME, describe_expectations
 from pretrain.study.running.scheduler import write_study
+from tests.helpers.planted_runs import planned_study
 
 STUDY = {
     "recipe": "micro",
@@ -24,7 +22,7 @@ STUDY = {
 
 
 def study(folder, **changes):
-    return parse_study(yaml.safe_dump(STUDY | changes), "s", folder)
+    return planned_study(folder, **(STUDY | changes))
 
 
 def test_the_first_run_records_date_and_commit(tmp_path):

@@ -11,6 +11,7 @@ import yaml
 
 from pretrain.study.command import dispatch
 from pretrain.study.planning import build_pilot, parse_study
+from pretrain.study.running import run
 from pretrain.study.running.scheduler import Scheduler
 from pretrain.study.summaries import build_view
 from pretrain.study.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
@@ -58,13 +59,8 @@ def test_the_value_with_the_best_result_is_chosen(values, results, value, at_edg
 
 def test_the_pilots_are_a_study_of_every_value():
     found = build_pilot(study())
-    assert [planned.name for planned in found.runs][:4] == [
-        "plain@0.001-s11",
-        "plain@0.002-s11",
-        "plain@0.004-s11",
-        "muon@0.001-s11",
-    ]
-    assert len(found.runs) == 18
+    names = [planned.name for planned in found.runs]
+    assert names[2:4] == ["plain@0.004-s11", "muon@0.001-s11"] and len(names) == 18
     assert {planned.run.seed for planned in found.runs} == {11, 12}  # no seed_shift
     for planned in found.runs:
         run = planned.run
@@ -152,6 +148,18 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     rows = table_of(build_view(study(folder), []), "tuned")
     assert rows[2]["chosen"] == "0.004 (an edge)" and {row["values tried"] for row in rows} == {"3"}
     assert rows[0]["mean of the pilots"].startswith("0.001: 4.4805, 0.002: 4.0000")
+
+
+def test_pilots_of_several_factors_are_found(tmp_path, monkeypatch):
+    """A variant's name has dots where those of its folders have dashes."""
+    found = study(tmp_path, vary={"steps": [80, 100]}, variants={"plain": {}}, contrasts=None)
+    pilot = build_pilot(found)
+    losses = [{"val_loss": 4.0 - 0.01 * at, "tokens": 1} for at in range(len(pilot.runs))]
+    rows = [[{"step": each.run.steps} | loss] for each, loss in zip(pilot.runs, losses, strict=True)]
+    monkeypatch.setattr(run, "load_results", lambda _: list(map(result, pilot.runs, rows)))
+    run._choose(found, pilot, dry_run=False)
+    chosen = {name: each.value for name, each in read_tuned(tmp_path).items()}
+    assert chosen == {"80.plain": 4e-3, "100.plain": 4e-3}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from pretrain.study.report.tables import sections
@@ -22,7 +21,7 @@ def planted(study, loss, more=lambda run: {}, without=(), **options):
 
     Args:
         more: figures of a run's last row.
-        options: of the function result: data, world, failure; each may be a function of the run.
+        options: of the function result: model, data, world, failure; each may be a function of the run.
     """
     results = []
     for run in study.runs:
@@ -47,26 +46,3 @@ def table_of(found, name):
 def rows_of(found, name="results"):
     """The same by their first cell."""
     return {next(iter(row.values())): row for row in table_of(found, name)}
-
-
-def growing_view(variants, final, heads_at):
-    """Two seeds of a uniform micro model and of more variants, with a row at every tenth of 80 steps.
-
-    Args:
-        final: the last validation loss of a run.
-        heads_at: the heads of every layer at a step, for runs that grow; the model is that of the last row.
-    """
-    settings = SETTINGS | {"global_batch_tokens": 1024}
-    variants = {"uniform": {"heads": "8x4"}, **variants}
-    study = small_study(seeds=2, settings=settings, baseline="uniform", variants=variants)
-    results = planted(study, final)
-    for place, found in enumerate(results):
-        run = found.planned
-        if run.run.growth.active:
-            for row in found.rows:
-                heads = heads_at(run, row["step"])
-                row |= {f"growth/heads/layer_{layer}": count for layer, count in enumerate(heads)}
-            model = run.run.build_model_config(vocab_size=2048).replace(heads=heads)
-            saved = dataclasses.replace(found.saved, model=model.to_json())
-            results[place] = dataclasses.replace(found, saved=saved)
-    return build_view(study, results)

