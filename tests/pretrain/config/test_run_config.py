@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from docs.reference import settings_page
+from docs import reference
 from model.presets import preset
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
@@ -21,7 +21,7 @@ def parse(*arguments: str) -> RunConfig:
 
 
 def test_every_setting_is_in_the_documentation():
-    text = settings_page()
+    text = reference.settings_page()
     for section in dataclasses.fields(RunConfig):
         value = getattr(RunConfig(), section.name)
         names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
