@@ -54,7 +54,7 @@ LIBRARY = """# Library
 from model import ModelConfig, Transformer, generate, initialize, preset
 from pretrain import Hook, HookResult, RunConfig, SavedRun, Session, TrainingState
 from pretrain import read_metrics, recipe, train
-from pretrain.study.notebook import Study
+from pretrain.study import Study
 ```
 
 [](../../examples/README.md) are programs that use it. `[source]` leads to the code.
@@ -122,7 +122,7 @@ The fields of `ModelConfig` are the settings of the section [architecture](setti
 ## Studies
 
 ```{eval-rst}
-.. autoclass:: pretrain.study.notebook.Study()
+.. autoclass:: pretrain.study.Study()
    :members: load, plan, run, results
 ```
 """
