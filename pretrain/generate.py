@@ -75,13 +75,14 @@ def run_generate(arguments: Sequence[str]) -> None:
 def make_exported_predictor(network: Any) -> Predict:
     """Like model.sampling.make_cached_predictor, for a transformers model."""
     from model.sampling import make_incremental_predictor
+    from pretrain.hf.modeling_head_schedule import CACHE_NAME
 
     cache: Any = None
 
     def append(new: Tensor) -> Tensor:
         nonlocal cache
-        output = network(new, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
+        output = network(new, use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
+        cache = output[CACHE_NAME]
         return output.logits[:, -1]
 
     def logits_of(window: Tensor) -> Tensor:

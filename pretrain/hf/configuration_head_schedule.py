@@ -19,7 +19,7 @@ class HeadScheduleConfig(PreTrainedConfig):
     """
 
     model_type = "head_schedule"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (the base class's form)
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012 (the base class's form)
     # Whole heads go to each rank, so the degree must divide every layer's head counts.
     base_model_tp_plan = {  # noqa: RUF012
         "layers.*.self_attn.q_proj": "colwise",

@@ -7,6 +7,7 @@ tensor-parallel plans) find them.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,25 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_head_schedule import HeadScheduleConfig, block_width, layer_rotary, layer_window
 from .rotary_head_schedule import HeadScheduleRotaryEmbedding, Rotation
+
+# What transformers calls a cache in arguments and outputs: "cache" since 5.24. Before, that name is the paged
+# cache's of continuous batching, which is passed on to the attention function.
+CACHE_NAME = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+
+
+def take_cache(kwargs: dict[str, Any], past_key_values: Cache | None = None) -> Cache | None:
+    """The cache of a call, removed from *kwargs* if it is there.
+
+    Raises TypeError for two caches, or one under an unknown name: text generated without it would be wrong.
+    """
+    cache = kwargs.pop(CACHE_NAME, None)
+    others = [name for name, value in kwargs.items() if isinstance(value, Cache)]
+    if cache is not None and past_key_values is not None:
+        others.append("past_key_values")
+    if others:
+        unknown = f"{others[0]}: this code does not expect a cache under that name"
+        raise TypeError(f"{unknown}: pass one cache, as {CACHE_NAME}, or use an older transformers")
+    return past_key_values if cache is None else cache
 
 
 class HeadScheduleBiasedNorm(nn.RMSNorm):
@@ -115,7 +135,8 @@ class HeadScheduleAttention(nn.Module):
         if rotation is not None:
             query, key = self.rotate(query, key, rotation, value.dtype)
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            # kwargs: a paged cache reads and changes what the attention function gets
+            key, value = past_key_values.update(key, value, self.layer_idx, kwargs=kwargs)
         attend: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -189,10 +210,12 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """The residual stream [B, T, d] -> [B, T, d]; the other arguments go to the attention."""
         hidden_states, rest = hidden_states[..., : self.width], hidden_states[..., self.width :]
+        cache = kwargs.pop(CACHE_NAME, None)
         if self.self_attn is not None:
-            attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+            normed = self.input_layernorm(hidden_states)
+            attended, _ = self.self_attn(normed, past_key_values=cache, **kwargs)
             hidden_states = hidden_states + attended
-        elif (cache := kwargs.get("past_key_values")) is not None:
+        elif cache is not None:
             # Keys of no width: the cache counts its tokens in whatever layer it is asked about.
             nothing = hidden_states.new_empty(*hidden_states.shape[:1], 1, hidden_states.shape[1], 0)
             cache.update(nothing, nothing, self.layer_idx)
@@ -205,11 +228,11 @@ def create_masks(
     config: HeadScheduleConfig,
     inputs_embeds: Tensor,
     attention_mask: Tensor | None,
-    past_key_values: Cache | None,
     position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> dict[int | None, Any]:
     """The masks of all layers by their window, in the form that the attention implementation wants."""
+    cache = {CACHE_NAME: take_cache(kwargs)}
     masks: dict[int | None, Any] = {}
     for layer_idx, layer in enumerate(config.per_layer_config):
         window = layer_window(config, layer_idx)
@@ -219,9 +242,9 @@ def create_masks(
                 config=layer,
                 inputs_embeds=inputs_embeds,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
                 position_ids=position_ids,
                 layer_idx=layer_idx,
+                **cache,
             )
     return masks
 
@@ -234,7 +257,7 @@ class HeadSchedulePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["HeadScheduleDecoderLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -291,16 +314,17 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         """Token ids [B, T] (or their embeddings [B, T, d]) -> last hidden states [B, T, d].
 
         attention_mask [B, positions so far], 0 where padded on the left. Without position_ids, positions are
-        counted from each sequence's first real token.
+        counted from each sequence's first real token. The cache may have its newer name, "cache".
         """
+        cache = take_cache(kwargs, past_key_values)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         if position_ids is None:
-            position_ids = self._positions(inputs_embeds, attention_mask, past_key_values)
+            position_ids = self._positions(inputs_embeds, attention_mask, cache)
 
         hidden_states = inputs_embeds
         rotations: dict[tuple[int, float] | None, Rotation] = {}
@@ -313,20 +337,22 @@ class HeadScheduleModel(HeadSchedulePreTrainedModel):
         if isinstance(attention_mask, dict):  # made beforehand by generate(), for compiled decoding
             masks = attention_mask
         else:
-            masks = create_masks(self.config, inputs_embeds, attention_mask, past_key_values, position_ids)
+            masks = create_masks(
+                self.config, inputs_embeds, attention_mask, position_ids, **{CACHE_NAME: cache}
+            )
         for layer, block in enumerate(self.layers):
             hidden_states = block(
                 hidden_states,
                 rotation=rotations.get(self.rotaries[layer]),
                 attention_mask=masks[self.windows[layer]],
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 use_cache=use_cache,
+                **{CACHE_NAME: cache},
                 **kwargs,
             )
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states[..., : self.config.hidden_size]),
-            past_key_values=past_key_values,
+            **{CACHE_NAME: cache},
         )
 
     def _positions(self, inputs_embeds: Tensor, attention_mask: Any, past_key_values: Cache | None) -> Tensor:
@@ -391,11 +417,12 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         logits_to_keep is how many positions from the end get logits (0: all), or a tensor as keep_positions
         takes it.
         """
+        cache = take_cache(kwargs, past_key_values)
         outputs: BaseModelOutputWithPast = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -417,7 +444,7 @@ class HeadScheduleForCausalLM(HeadSchedulePreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

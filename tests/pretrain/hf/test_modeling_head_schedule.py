@@ -9,11 +9,18 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    Trainer,
+    TrainingArguments,
+)
 
 from model.sampling import make_cached_predictor, sample
 from pretrain.hf.export_folder import CODE_FILES
-from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
+from pretrain.hf.modeling_head_schedule import CACHE_NAME, HeadScheduleForCausalLM
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 FP32, BF16 = 1e-5, 3e-2
@@ -134,8 +141,48 @@ def test_hidden_states_and_attentions(folders):
 
 def test_cache_has_each_layers_shape(folders):
     output = load(folders("grouped"))(tokens(1, 10), use_cache=True)
-    shapes = [tuple(layer.keys.shape) for layer in output.past_key_values.layers]
+    shapes = [tuple(layer.keys.shape) for layer in output[CACHE_NAME].layers]
     assert shapes == [(1, 2, 10, 12), (1, 4, 10, 12), (1, 2, 10, 6)]
+
+
+@pytest.mark.parametrize("cache_name", sorted({"past_key_values", CACHE_NAME}))
+@pytest.mark.parametrize("name", SOME)
+def test_the_cache_has_both_names_of_transformers(name, cache_name, folders):
+    theirs, ids = load(folders(name)), tokens(2, 30)
+    with torch.no_grad():
+        ours = network(name)(ids)
+        cache = theirs(ids[:, :20], use_cache=True)[CACHE_NAME]
+        assert relative(theirs(ids[:, 20:], **{cache_name: cache}).logits, ours[:, 20:]) <= FP32
+        # the base model, which transformers' classifiers call
+        whole = theirs.model(ids).last_hidden_state
+        cache = theirs.model(ids[:, :20], use_cache=True)[CACHE_NAME]
+        rest = theirs.model(ids[:, 20:], **{cache_name: cache}).last_hidden_state
+        assert relative(rest, whole[:, 20:]) <= FP32
+
+
+def test_a_cache_under_an_unknown_name_is_an_error(folders):
+    theirs, ids = load(folders("prism")), tokens(1, 10)
+    given = {"config": theirs.config, "inputs_embeds": theirs.model.embed_tokens(ids), "attention_mask": None}
+    for call in (theirs, theirs.model):
+        with pytest.raises(TypeError, match=f"^memory: this code .* pass one cache, as {CACHE_NAME}, or"):
+            call(ids, memory=DynamicCache())
+    with pytest.raises(TypeError, match=r"^memory: "):
+        theirs.create_masks_for_generate(**given, memory=DynamicCache())
+    with pytest.raises(TypeError):
+        theirs(ids, past_key_values=DynamicCache(), cache=DynamicCache())
+
+
+def test_continuous_batching_generates_the_same(folders):
+    theirs = load(folders("uniform"))
+    prompts = [tokens(1, length, seed=length)[0].tolist() for length in (7, 12)]
+    options = {
+        "generation_config": GenerationConfig(**GREEDY, max_new_tokens=12),
+        "continuous_batching_config": ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64),
+    }
+    batch = theirs.generate_batch(inputs=prompts, progress_bar=False, **options)
+    for prompt, output in zip(prompts, batch.values(), strict=True):
+        single = theirs.generate(torch.tensor([prompt]), **GREEDY, max_new_tokens=12)
+        assert output.generated_tokens == single[0, len(prompt) :].tolist()
 
 
 def test_gradient_checkpointing_changes_no_gradient(folders):
