@@ -216,9 +216,9 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
             attended, _ = self.self_attn(normed, past_key_values=cache, **kwargs)
             hidden_states = hidden_states + attended
         elif cache is not None:
-            # Keys of no width: the cache counts its tokens in whatever layer it is asked about.
-            nothing = hidden_states.new_empty(*hidden_states.shape[:1], 1, hidden_states.shape[1], 0)
-            cache.update(nothing, nothing, self.layer_idx)
+            # One number a token: the cache counts its tokens in layer 0, and keys of no width as none.
+            unread = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
+            cache.update(unread, unread, self.layer_idx)
         if self.mlp is not None:
             hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
         return torch.cat((hidden_states, rest), dim=-1) if rest.shape[-1] else hidden_states
