@@ -323,10 +323,8 @@ def _check_variant(variant: Variant) -> None:
             if own != value:
                 differing[f"{field}[{layer}]"] = own, value
         for setting, (own, value) in differing.items():
-            raise UserError(
-                f"study: variant {variant.name}: {setting} is {quote(own)} where {name} says "
-                f"{quote(value)}; let one place set it"
-            )
+            said = f"{setting} is {quote(own)} where {name} says {quote(value)}; let one place set it"
+            raise UserError(f"study: variant {variant.name}: {said}")
 
 
 def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -> Settings:

@@ -382,10 +382,8 @@ def build_view(study: Study, results: Sequence[RunResult]) -> View:
     for names in group_blocks(study):
         runs = [run for run in results if run.planned.variant in names]
         if texts := list_values(runs, validation_text):
-            raise UserError(
-                f"study: runs were validated on different texts: {texts}; give all the same data, or the "
-                "same validation.data"
-            )
+            valid = "give all the same data, or the same validation.data"
+            raise UserError(f"study: runs were validated on different texts: {texts}; {valid}")
         if sizes := list_values(runs, parameters):
             notes.append(f"the runs differ in the number of parameters: {sizes}")
         if (tokenizers := list_values(runs, tokenizer)) and measure != "val_accuracy":

@@ -36,7 +36,7 @@ from pretrain.study.results import (
 from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.format import human_seconds, print_lines
 
-POLL_SECONDS = 0.2
+POLL_SECONDS, PROGRESS_SECONDS = 0.2, 15.0
 MOST_SHARING = 16
 """Runs at a time for each GPU, or core."""
 
@@ -197,7 +197,8 @@ class Scheduler:
         self._running: list[_Running] = []
         self._waiting = list_unfinished(study)
         self._failed: dict[str, str] = {}
-        self._began, self._done = time.monotonic(), 0.0
+        self._began = self._said = time.monotonic()
+        self._before = self._flops()
 
     def run(self) -> dict[str, str]:
         """Train until nothing is left, or a signal asks to stop; then the runs save and can be continued.
@@ -212,7 +213,20 @@ class Scheduler:
                 time.sleep(POLL_SECONDS)
                 for running in [found for found in self._running if _has_ended(found)]:
                     self._end(running)
+                if self._running and time.monotonic() - self._said > PROGRESS_SECONDS:
+                    self._print_progress()
         return self._failed
+
+    def _flops(self) -> float:
+        """Of the steps that all runs have made; of those whose heads grow, the most that they may take."""
+        return sum(each.flops * min(1.0, self._step(each) / each.run.steps) for each in self.study.runs)
+
+    def _print_progress(self) -> None:
+        self._said, done = time.monotonic(), self._flops()
+        total, new = sum(each.flops for each in self.study.runs), done - self._before
+        left = human_seconds((self._said - self._began) * (total - done) / new) if new else "unknown time"
+        steps = (f"{each.planned.name} at step {self._step(each.planned):,}" for each in self._running)
+        print_lines(f"progress {done / total:.1%}, {left} left; {', '.join(steps)}", file=self.stream)
 
     def _start(self, planned: PlannedRun, slot: Slot) -> None:
         begun, began_at = (planned.folder / "latest").is_file(), self._step(planned)
@@ -238,14 +252,8 @@ class Scheduler:
         name, code = ended.planned.name, ended.process.returncode
         state, rows = run_state(self.study, ended.planned)
         if code == 0 and state == "finished":
-            measure = self.study.file.measure
-            self._done += ended.planned.flops
-            left = [*self._waiting, *(each.planned for each in self._running)]
-            # Of growing runs these FLOPs are the most that they may take.
-            seconds = (time.monotonic() - self._began) * sum(each.flops for each in left) / self._done
-            more = f"{len(left)} runs left, about {human_seconds(seconds)}"
-            print_lines(f"finished {name}: {measure} {rows[-1][measure]:.4f}; {more}", file=self.stream)
-            return
+            result = f"{self.study.file.measure} {rows[-1][self.study.file.measure]:.4f}"
+            return print_lines(f"finished {name}: {result}", file=self.stream)
         if code == STOPPED:
             further = self._step(ended.planned) > ended.began_at
             if self.stopped is None and further:  # its own limit of minutes: it is resumed

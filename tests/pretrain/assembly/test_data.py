@@ -111,7 +111,8 @@ def test_a_run_says_how_often_it_reads_its_corpora(small_folder, other):
     batch = SimpleNamespace(sequences=4 * windows[1])
     state = SimpleNamespace(step=2, sequences=8 * windows[1])
     session = SimpleNamespace(sequences=sequences, run=RunConfig(steps=10), batch=batch, state=state)
-    few, many = report._epochs(session)
+    few, many = report._epochs(session, verbose=True)
+    assert report._epochs(session, verbose=False) == [many]
     assert few == f"small is read {30 * windows[1] / windows[0]:.3g} times in 10 steps"
     assert many == ".out is read 10 times in 10 steps; beyond one, the same text is trained on again"
     read = np.bincount([sequences.locate(number)[0] for number in range(40 * windows[1])]) / windows

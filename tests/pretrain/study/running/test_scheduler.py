@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,13 +68,16 @@ def session(study, parallel=1):
     return len(study.runs) - len(list_unfinished(study)), failed, stream.getvalue()
 
 
-def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path):
-    began = stand_in()
+def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path, monkeypatch):
+    began = stand_in(prism_s1="--seconds 0.3")
+    monkeypatch.setattr(scheduler, "PROGRESS_SECONDS", 0)
     finished, failed, text = session(study, parallel=2)
     assert (finished, failed) == (6, {})
     assert [name for name, *_ in began] == [planned.name for planned in study.runs]
     assert {slot for _, slot, _ in began} == {0, 1}
-    assert "finished prism-s1: val_loss 4.5000; " in text and text.endswith("; 0 runs left, about 0s\n")
+    assert re.search(
+        r"progress \d+\.\d%, .* left; .*prism-s1 at .*\nfinished prism-s1: val_loss 4.5000\n", text, re.S
+    )
     assert session(study)[0] == 6 and len(began) == 6
 
 
