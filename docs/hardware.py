@@ -70,10 +70,10 @@ def hardware_page() -> str:
         [
             "# Hardware",
             "",
-            "The table shows what recipes need on H100 GPUs (80 GB), at ZeRO stage 2. All values",
+            "The table shows what recipes use on H100 GPUs (80 GB), at ZeRO stage 2. All values",
             "are computed by `python docs/hardware.py`, not measured: memory as in [](../memory.md), time",
             "from the FLOPs and an assumed model FLOPs utilization of 0.4. The micro-batch is the largest",
-            "that fits.",
+            "that fits; a smaller `--micro_batch` needs less memory.",
             "",
             *hardware_table(),
             "",

@@ -75,7 +75,7 @@ TRAINING = [
         "number",
         "",
         ALWAYS,
-        "Global gradient norm before clipping; `Infinity` if the update was skipped for it.",
+        "Global gradient norm before clipping; `Infinity` if it was not finite and the update was skipped.",
     ),
     Field("lr/GROUP", "number", "", ALWAYS, "Learning rate of a group of parameters."),
     Field(

@@ -268,17 +268,29 @@ def flags_page() -> str:
     lines = [
         "# Flags of other projects",
         "",
-        "What transformers, nanoGPT and Megatron-LM call a setting, and the flag of `head-schedules train`.",
-        "Other names are rejected with the same advice.",
+        "What transformers, nanoGPT and Megatron-LM call a setting, and the flag of `head-schedules train`,",
+        "which rejects the names on the left and prints the flag on the right.",
+        "",
+        "`--micro-batch-size 8 --global-batch-size 512 --seq-length 1024` of Megatron-LM is",
+        "`--micro_batch 8 --global_batch_tokens 524288 --architecture.context_length 1024`. Gradient",
+        "accumulation is not set: the micro-batches of a rank in a step are `global_batch_tokens` /",
+        "(micro-batch × context length × data-parallel ranks). nanoGPT's `gradient_accumulation_steps`",
+        "counts those of all ranks.",
         "",
         "| there | here |",
         "|---|---|",
     ]
     for names, meant in MEANT:
-        flags = ", ".join(f"`{name}`" for name in names.split())
-        here = re.sub(r"(--[a-z_.]+)", r"`\1`", meant)
+        hyphens = [f"--{name.replace('_', '-')}" for name in names.split() if "_" in name]
+        flags = ", ".join(f"`{name}`" for name in [*names.split(), *hyphens])
+        here = re.sub(r"(--[a-z_.]*[a-z])", r"`\1`", meant)
         lines.append(f"| {flags} | {here} |")
-    return "\n".join([*lines, "| `dropout` | There is no dropout. |", ""])
+    lines += [
+        "| `--sequence-parallel` | `--sequence_parallel` |",
+        "| `dropout` | There is no dropout. |",
+        "| `--pipeline-model-parallel-size`, `pp` | There is no pipeline parallelism. |",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def commands_page() -> str:

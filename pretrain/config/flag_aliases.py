@@ -10,22 +10,32 @@ from model.errors import NEAR, suggest
 MEANT = (
     ("adam_beta1 adam_beta2 beta1 beta2", "--optimizer.betas"),
     ("adam_epsilon", "--optimizer.eps"),
-    ("batch_size", "--global_batch_tokens (tokens per step over all ranks) or --micro_batch (sequences)"),
+    (
+        "batch_size",
+        "--micro_batch (sequences per forward pass, as in nanoGPT) or --global_batch_tokens (tokens per step "
+        "over all ranks)",
+    ),
     ("bf16 bfloat16 dtype", "--precision"),
     ("clip_grad max_grad_norm grad_clip", "--optimizer.gradient_clipping"),
     ("context_parallel_size cp ulysses_degree sp_size", "--context_parallel"),
-    ("data_path dataset dataset_name train_file", "--data (python -m pretrain.prepare makes a corpus)"),
+    ("data_path dataset dataset_name train_file", "--data (head-schedules prepare makes a corpus)"),
     ("deepspeed deepspeed_config", "--ds_config"),
     ("eval_interval eval_steps", "--validation.every"),
+    ("eval_iters", "--validation.sequences, in windows rather than batches"),
     ("ffn_hidden_size intermediate_size n_inner", "--architecture.ffn_width"),
     ("fp16 half", "--precision, bf16 or fp32"),
-    ("global_batch_size train_batch_size", "--global_batch_tokens"),
+    (
+        "global_batch_size train_batch_size",
+        "--global_batch_tokens, in tokens: sequences times the context length",
+    ),
     ("gradient_accumulation_steps", "--micro_batch, from which the accumulation follows"),
     ("gradient_checkpointing recompute_activations", "--activation_checkpointing"),
     ("hidden_size n_embd d_model", "--architecture.d_model"),
     ("log_interval logging_steps", "--logging.every"),
     ("lr", "--optimizer.learning_rate"),
+    ("lr_decay_iters", "--steps, where every schedule ends"),
     ("lr_decay_style lr_scheduler_type", "--schedule.kind"),
+    ("lr_wsd_decay_iters", "--schedule.decay"),
     ("max_steps train_iters max_iters num_steps", "--steps"),
     ("micro_batch_size per_device_train_batch_size", "--micro_batch"),
     ("min_lr", "--schedule.minimum, a fraction of the peak"),
@@ -50,11 +60,15 @@ MEANT = (
     ("seq_length block_size max_position_embeddings n_positions", "--architecture.context_length"),
     ("tensor_model_parallel_size tp", "--tensor_parallel"),
     ("tokenizer_name tokenizer_name_or_path", "--tokenizer"),
+    ("train_samples", "--steps: samples times the context length, divided by --global_batch_tokens"),
+    ("use_distributed_optimizer", "--ds_config zero1 (or zero2, zero3), which shards the optimizer"),
     ("warmup_ratio warmup_steps warmup_iters lr_warmup_iters", "--schedule.warmup"),
+    ("weight_decay", "--optimizer.weight_decay"),
 )
 """What transformers, nanoGPT and Megatron-LM call a setting, and the flag of main.py."""
 OTHER_NAMES = {name: f"use {meant}" for names, meant in MEANT for name in names.split()} | {
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout"), "there is no dropout; leave it out"),
+    **dict.fromkeys(("pipeline_model_parallel_size", "pp"), "there is no pipeline parallelism; leave it out"),
     "version": "`pip show head-schedules` prints it",
 }
 

@@ -51,7 +51,7 @@ class GrowthConfig:
     interval: PositiveFloat = 0.02
     """Steps between two checks, or a fraction of the run, then at least 24 steps (60 for gradient)."""
     until: PositiveFloat = 0.9
-    """Step (or fraction of the run) of the last check. A head added at the very end would learn nothing."""
+    """Step (or fraction of the run) of the last check. Later heads would have no time to learn."""
     new_heads: Literal["captured", "random"] = "captured"
     """Weights of q and k in a new head: captured aligns them with the direction that was found and its
     partner, random draws them as at step 0."""

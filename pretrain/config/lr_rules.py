@@ -56,7 +56,7 @@ class LearningRateRule:
     untied head), or patterns of full parameter names such as ``layers.*.attention.q.weight``. A part means
     its matrices; norm its weights and biases."""
     scale: NonNegativeFloat
-    """Factor of the base learning rate while the rule holds; 0 if it freezes its parameters."""
+    """Factor of the base learning rate while the rule holds: above 0, or 0 with freeze: true."""
     layers: Annotated[tuple[int | str, ...], Field(min_length=1)] = ("all",)
     """all; upper_half (2 l >= L, l from 0) or lower_half; layers and ranges with both ends: ``6-11``, ``[0,
     2, 6-11]``. Only all includes what lies outside the layers: embeddings, the final norm, the output

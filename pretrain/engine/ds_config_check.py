@@ -142,7 +142,7 @@ NOT_SUPPORTED = {
     "activation_checkpointing": "blocks are recomputed by --activation_checkpointing true",
     "wandb": "use --logging.wandb online and --logging.wandb_project",
     "comet": "every step's metrics are in the run folder's metrics.jsonl; wandb is --logging.wandb online",
-    "autotuning": "python -m pretrain.plan says what fits and how fast it is",
+    "autotuning": "head-schedules plan computes what fits and how long it takes",
     "compile": "use --compile true",
     "tensor_parallel": "use --tensor_parallel",
     "sequence_parallel_size": "use --context_parallel, which takes any head count",

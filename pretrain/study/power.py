@@ -65,7 +65,8 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
         if seeds is not None:
             found = detectable_effect(sd, seeds, question.power)
             total = sum(flops) * seeds / len(study.file.seeds)
-            cost = f"{total:.2e} FLOPs" + (f", {human_seconds(total / rate)} as the pilot" if rate else "")
+            time = f", {human_seconds(total / rate)} at the pilot's speed" if rate else ""
+            cost = f"{total:.2e} FLOPs{time}"
             lines.append(f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {cost}")
     lines.append(f"cost     {costs} FLOPs a run{bound}")
     return [*lines, *(f"note     {note}" for note in notes)]

@@ -24,8 +24,8 @@ from pretrain.hf.modeling_head_schedule import CACHE_NAME, HeadScheduleForCausal
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 FP32, BF16 = 1e-5, 3e-2
-# Different head counts, grouped queries, windows, learned positions, normed queries and a soft cap, no attention in
-# layer 0.
+# Different head counts, grouped queries, windows, learned positions, normed queries and a soft cap, a first
+# layer without attention.
 SOME = ["prism", "grouped", "gptneo_windows", "gpt2_prism", "modern", "absent"]
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 1}
 

@@ -100,8 +100,8 @@ def test_the_lines(pilot):
         f"spread   sd {SD:.3g} of paired differences of val_loss, from 6 pairs of 2 variants in "
         f"{pilot.study.folder}",
         "needed   6 seeds to find 0.02 with a power of 80%, by a two-sided paired t-test at 5 %",
-        f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s as the pilot",
-        f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s as the pilot",
+        f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s at the pilot's speed",
+        f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s at the pilot's speed",
     ]
     assert lines[4] == f"cost     {per_run:.2e} FLOPs a run"
     alone = power_lines(pilot.study, Question(sd=0.01))  # without a pilot's speed
