@@ -16,7 +16,7 @@ from pretrain.run.saved import SavedRun
 # Oldest versions that exports were loaded and compared with, by model_type. The native code fails in 5.13;
 # 4.57 ignores the rope base of a Llama or a Qwen3, which stands in rope_parameters, and takes 10,000. Caches
 # read the window of each layer since 5.19.
-LEAST_TRANSFORMERS = {"head_schedule": "5.14", "gpt2": "4.57"}
+LEAST_TRANSFORMERS = {"head_schedule": "5.15", "gpt2": "4.57"}
 LEAST_TRANSFORMERS |= dict.fromkeys(("llama", "qwen3", "mistral", "qwen2", "smollm3"), "5.0")
 
 LEAST_FOR_WINDOWS = "5.19"

@@ -61,12 +61,12 @@ def test_the_data_is_what_the_run_has_read():
         assert "| weights at step 0 | imported from another model; what that was trained on" in text
 
 
-@pytest.mark.parametrize(("format", "version"), [("native", "5.14"), ("llama", "5.0")])
+@pytest.mark.parametrize(("format", "version"), [("native", "5.15"), ("llama", "5.0")])
 def test_the_least_transformers_is_named(format, version):
     assert f"Needs transformers {version} or newer." in card("ours", format=format)[1]
 
 
-@pytest.mark.parametrize(("name", "version"), [("gptneo", "5.14"), ("gptneo_windows", "5.19")])
+@pytest.mark.parametrize(("name", "version"), [("gptneo", "5.15"), ("gptneo_windows", "5.19")])
 def test_different_windows_need_a_newer_transformers(name, version):
     assert f"Needs transformers {version} or newer." in card("ours", model=CONFIGS[name])[1]
 
