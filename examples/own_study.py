@@ -2,7 +2,7 @@
 
     python examples/own_study.py
 
-With 60 steps and two seeds it shows how, and finds nothing: docs/studies.md says how many seeds it takes.
+With 30 steps and two seeds it shows how, and finds nothing: docs/studies.md says how many seeds it takes.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ Path("order.yaml").write_text(
 title: Does the order of head counts matter?
 recipe: modern-micro
 seeds: 2
-settings: {steps: 60, compile: false, validation: {every: 20}, diagnostics_every: 0}
+settings: {steps: 30, compile: false, validation: {every: 10}, diagnostics_every: 0}
 baseline: uniform
 variants:
   uniform: {heads: 8x4}
