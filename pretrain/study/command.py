@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser as Parser
+from pretrain.config.run_config import is_folder_name
 from pretrain.config.sources import FLAGS, TEXTS, find_ds_config
 from pretrain.runtime.command import run_command
 from pretrain.study import results
 from pretrain.study.file import find_study, schema, study_names
 from pretrain.study.planned import Study
 from pretrain.study.planning import build_pilot, read_study
-from pretrain.study.results import check_settings, failed_mark, load_results, load_study, open_study
+from pretrain.study.results import check_settings, failed_mark, load_results, load_study
 from pretrain.study.running.run import list_untried, run_study
 from pretrain.study.running.scheduler import most_ranks, write_study
 from pretrain.study.running.slurm import run_of_task
@@ -113,6 +115,37 @@ def dispatch(arguments: Sequence[str]) -> int:
     else:
         return run_study(study, options.parallel, options.slurm, options.sbatch, options.dry_run)
     return 0
+
+
+def open_study(
+    name: str, out: Path | None = None, settings: Mapping[str, Any] | None = None, check_runs: bool = True
+) -> Study:
+    """The study of a name, a file, an archive (a file that ends with .json) or a folder.
+
+    Args:
+        out: the folder of its runs; of a name or a file ``runs/NAME`` by default.
+        settings: replace those of the file.
+        check_runs: as for parse_study.
+
+    Raises:
+        UserError: bad input.
+    """
+    path = Path(name)
+    if path.suffix == ".json":
+        from pretrain.study.archive import read_archive
+
+        return read_archive(path, out, settings)
+    if path.is_dir():
+        if out is not None and os.path.realpath(out) != os.path.realpath(path):
+            valid = "give one, or the study's file with another --out"
+            raise UserError(f"out: {str(out)!r} and the folder {name!r}: {valid}")
+        return load_study(path, check_runs, settings)
+    file = find_study(name)
+    folder = out or Path("runs") / file.stem
+    if not is_folder_name(Path(os.path.realpath(folder)).name):
+        valid = "give a folder whose name does not begin with a dot"
+        raise UserError(f"out: {str(folder)!r} is not valid; {valid}")
+    return read_study(file, folder, source=name, settings=settings, check_runs=check_runs)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from pretrain.study import planned
-from pretrain.study.results import load_results, open_study
+from pretrain.study.command import open_study
+from pretrain.study.results import load_results
 from pretrain.study.running.run import run_study
 from pretrain.study.summaries import build_view
 

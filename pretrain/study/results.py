@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import ModelConfig
 from model.errors import UserError, quote
-from pretrain.config.run_config import is_folder_name
 from pretrain.config.sources import diff_settings, load_run_config
 from pretrain.metrics.file import read_metrics
-from pretrain.study.file import find_study
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import read_study
 from pretrain.utils.files import read_regular
@@ -99,37 +97,6 @@ class RunResult:
         """Its name and how far it is."""
         where = f"at step {self.step:,} of {self.planned.run.steps:,}"
         return f"{self.planned.name}: {self.state} {where}" + (f" ({self.failure})" if self.failure else "")
-
-
-def open_study(
-    name: str, out: Path | None = None, settings: Mapping[str, Any] | None = None, check_runs: bool = True
-) -> Study:
-    """The study of a name, a file, an archive (a file that ends with .json) or a folder.
-
-    Args:
-        out: the folder of its runs; of a name or a file ``runs/NAME`` by default.
-        settings: replace those of the file.
-        check_runs: as for parse_study.
-
-    Raises:
-        UserError: bad input.
-    """
-    path = Path(name)
-    if path.suffix == ".json":
-        from pretrain.study.archive import read_archive
-
-        return read_archive(path, out, settings)
-    if path.is_dir():
-        if out is not None and os.path.realpath(out) != os.path.realpath(path):
-            valid = "give one, or the study's file with another --out"
-            raise UserError(f"out: {str(out)!r} and the folder {name!r}: {valid}")
-        return load_study(path, check_runs, settings)
-    file = find_study(name)
-    folder = out or Path("runs") / file.stem
-    if not is_folder_name(Path(os.path.realpath(folder)).name):
-        valid = "give a folder whose name does not begin with a dot"
-        raise UserError(f"out: {str(folder)!r} is not valid; {valid}")
-    return read_study(file, folder, source=name, settings=settings, check_runs=check_runs)
 
 
 def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any] | None = None) -> Study:
