@@ -72,7 +72,7 @@ def hardware_page() -> str:
             "",
             "The table shows what recipes use on H100 GPUs (80 GB), at ZeRO stage 2. All values",
             "are computed by `python docs/hardware.py`, not measured: memory as in [](../memory.md), time",
-            "from the FLOPs and an assumed model FLOPs utilization of 0.4. The micro-batch is the largest",
+            f"from the FLOPs and an assumed model FLOPs utilization of {MFU}. The micro-batch is the largest",
             "that fits; a smaller `--micro_batch` needs less memory.",
             "",
             *hardware_table(),

@@ -6,6 +6,7 @@ python docs/reference.py        # make docs calls it
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from model.config import ModelConfig  # noqa: E402
 from model.schedules import LARGEST_SIZE  # noqa: E402
 from pretrain import cli  # noqa: E402
 from pretrain.config.command_line import documentation  # noqa: E402
-from pretrain.config.flag_aliases import MEANT  # noqa: E402
+from pretrain.config.flag_aliases import ABSENT, MEANT  # noqa: E402
 from pretrain.config.lr_rules import LearningRateRule  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
 from pretrain.config.sources import plain_value  # noqa: E402
@@ -192,8 +193,8 @@ def _section(name: str, kind: Any, prefix: str = "", text: str = "") -> list[str
 
 
 def _setting(name: str, kind: Any, field: str, text: str) -> list[str]:
-    """A setting with an anchor of its own: type, default, meaning."""
-    schema = TypeAdapter(kind).json_schema()
+    """A setting with its anchor: type, default, meaning."""
+    schema = _schema(kind)
     (item,) = (each for each in dataclasses.fields(kind) if each.name == field)
     return [
         f"```{{confval}} {name}",
@@ -204,6 +205,11 @@ def _setting(name: str, kind: Any, field: str, text: str) -> list[str]:
         "```",
         "",
     ]
+
+
+@functools.cache  # of all settings at once
+def _schema(kind: Any) -> dict[str, Any]:
+    return TypeAdapter(kind).json_schema()
 
 
 def describe_type(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
@@ -280,15 +286,14 @@ def flags_page() -> str:
         "| there | here |",
         "|---|---|",
     ]
-    for names, meant in MEANT:
+    absent = [(names, f"{reason[0].upper()}{reason[1:]}.") for names, reason in ABSENT]
+    for names, meant in (*MEANT, *absent):
         hyphens = [f"--{name.replace('_', '-')}" for name in names.split() if "_" in name]
         flags = ", ".join(f"`{name}`" for name in [*names.split(), *hyphens])
         here = re.sub(r"(--[a-z_.]*[a-z])", r"`\1`", meant)
         lines.append(f"| {flags} | {here} |")
     lines += [
         "| `--sequence-parallel` | `--sequence_parallel` |",
-        "| `dropout` | There is no dropout. |",
-        "| `--pipeline-model-parallel-size`, `pp` | There is no pipeline parallelism. |",
     ]
     return "\n".join([*lines, ""])
 

@@ -251,7 +251,7 @@ def attend(heads: Heads, scale: float | None, window: int | None, attention: Ker
 
     Args:
         scale: factor on the logits; None is 1/sqrt(d_h).
-        window: how many positions a query sees, its own included; None is all up to its own. The mask says
+        window: how many positions a query sees, its own included; None is all up to its own. The mask
             must agree with it.
         attention: what computes it.
     """

@@ -66,9 +66,14 @@ MEANT = (
     ("weight_decay", "--optimizer.weight_decay"),
 )
 """What transformers, nanoGPT and Megatron-LM call a setting, and the flag of main.py."""
-OTHER_NAMES = {name: f"use {meant}" for names, meant in MEANT for name in names.split()} | {
-    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout"), "there is no dropout; leave it out"),
-    **dict.fromkeys(("pipeline_model_parallel_size", "pp"), "there is no pipeline parallelism; leave it out"),
+ABSENT = (
+    ("dropout attention_dropout hidden_dropout", "there is no dropout"),
+    ("pipeline_model_parallel_size pp", "there is no pipeline parallelism"),
+)
+"""Settings of theirs that have no flag here, and why."""
+OTHER_NAMES = {
+    **{name: f"use {meant}" for names, meant in MEANT for name in names.split()},
+    **{name: f"{reason}; leave it out" for names, reason in ABSENT for name in names.split()},
     "version": "`pip show head-schedules` prints it",
 }
 

@@ -202,7 +202,7 @@ def _earlier_steps(options: EvaluationOptions) -> list[int]:
 
 
 def check_followed(options: EvaluationOptions) -> None:
-    """Reject to follow what is not, and will not be, a run.
+    """Reject a model to follow that is not, and will not become, a run.
 
     Raises:
         UserError: a folder of another kind, flags that are for one checkpoint.

@@ -22,7 +22,7 @@ from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST
 from pretrain.checkpoint.state import TrainingState, read_state
-from pretrain.metrics.file import EVALUATION_NAME, MetricsFile, read_rows
+from pretrain.metrics.file import EVALUATION_NAME, FILE_NAME, MetricsFile, read_rows
 from pretrain.run.folder import NAME as LOCK_NAME
 from pretrain.run.folder import RunLock, is_held
 from pretrain.runtime.environment import report_progress
@@ -133,7 +133,7 @@ class Follower:
             UserError: it is gone, or has not begun.
         """
         signs, now = [], time.monotonic()
-        for name in (LOCK_NAME, "metrics.jsonl", "checkpoints"):
+        for name in (LOCK_NAME, FILE_NAME, "checkpoints"):
             with suppress(OSError):
                 signs.append((self.folder / name).stat().st_mtime_ns)
         if signs != self._signs:

@@ -53,9 +53,8 @@ def read_study(path: Path, out: Path | None = None, name: str | None = None, **o
     """
     name = path.stem if name is None else name
     out = out or Path("runs") / name
-    text = read_text(path, "study")
     given: dict[str, Any] = {"where": f"study: {path}", "near": path.parent, "source": str(path)}
-    return parse_study(text, name, out, **given | options)
+    return parse_study(read_text(path, "study"), name, out, **given | options)
 
 
 def parse_study(
@@ -240,8 +239,7 @@ def _make_design(
     rows = {name: tuple(map(tuple.index, labels.values(), each.levels)) for name, each in variants.items()}
     counts = [len(each) for each in labels.values()]
     # Of all combinations any columns hold every one equally often; there is nothing to count.
-    full = file.method == "grid"
-    strength = 4 if full else compute_strength(np.array(list(rows.values())), counts)
+    strength = 4 if file.method == "grid" else compute_strength(np.array(list(rows.values())), counts)
     given = (file.predict or {}).items()
     predict = {name: dict(_states(vary, heads, f"predict.{name}")) for name, heads in given}
     return Design(labels, rows, 4 if strength == len(counts) else strength, predict)

@@ -1,14 +1,12 @@
 """The tutorial's commands, one after the other, as a reader types them; its two trainings are cut short."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.launch import ROOT
+from tests.helpers.tutorials import run_commands
 
 PAGE = ROOT / "docs/tutorial.md"
 FIRST = ("TEXT=", "head-schedules", "python - ")
@@ -27,26 +25,7 @@ def test_its_commands_do_what_it_says(tmp_path):
     found = commands()
     assert len(found) == 8
     script = "\n".join(found).replace("head-schedules train", f"head-schedules train {SHORT}")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    command = programs / "head-schedules"
-    command.write_text(
-        f"#!{sys.executable} -P\nimport sys\nfrom pretrain.cli import main\nsys.exit(main())\n"
-    )
-    command.chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "WANDB_MODE": "disabled",
-    }
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = run_commands(script, tmp_path, {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert re.search(r"^import ", done.stdout, re.MULTILINE)  # the model's continuation, in transformers
     for path in ("curves.png", "runs/descending/plots/training.png", "hf/ascending/model.safetensors"):

@@ -1,15 +1,12 @@
 """The tutorial on SLURM: its commands, one after the other, on a real SLURM of two nodes."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers import slurm
 from tests.helpers.launch import ROOT
+from tests.helpers.tutorials import run_commands
 
 WHY_NOT = slurm.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=f"real SLURM: {WHY_NOT}")]
@@ -26,26 +23,11 @@ def test_its_commands_do_what_it_says(cluster, tmp_path):
     assert blocks.pop(0).startswith("make setup") and len(blocks) == 10
     for name in ("slurm", "pretrain", "model", "ds_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin/head-schedules"
-    command.write_text(
-        f"#!{sys.executable} -P\nimport sys\nfrom pretrain.cli import main\nsys.exit(main())\n"
-    )
-    command.chmod(0o755)
     script = ""
     for number, block in enumerate(blocks):
         script += f"echo '==> {number}'\n{block}"
         script += "".join(f"{wait}\n" for text, wait in WAITS.items() if text in block)
-    environment = {**cluster.environment, **slurm.ENVIRONMENT, "WANDB_MODE": "disabled"}
-    environment["PATH"] = f"{command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = run_commands(script, tmp_path, {**cluster.environment, **slurm.ENVIRONMENT})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + cluster.logs()
     parts = dict(re.findall(r"==> (\d+)\n(.*?)(?=^==> |\Z)", done.stdout, re.DOTALL | re.MULTILINE))
     local, job, two, long, export = (parts[number] for number in "14589")

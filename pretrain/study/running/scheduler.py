@@ -36,7 +36,8 @@ from pretrain.study.results import (
 from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.format import human_seconds, print_lines
 
-POLL_SECONDS, PROGRESS_SECONDS = 0.2, 15.0
+POLL_SECONDS = 0.2
+PROGRESS_SECONDS = 15.0
 MOST_SHARING = 16
 """Runs at a time for each GPU, or core."""
 
@@ -253,7 +254,8 @@ class Scheduler:
         state, rows = run_state(self.study, ended.planned)
         if code == 0 and state == "finished":
             result = f"{self.study.file.measure} {rows[-1][self.study.file.measure]:.4f}"
-            return print_lines(f"finished {name}: {result}", file=self.stream)
+            print_lines(f"finished {name}: {result}", file=self.stream)
+            return
         if code == STOPPED:
             further = self._step(ended.planned) > ended.began_at
             if self.stopped is None and further:  # its own limit of minutes: it is resumed

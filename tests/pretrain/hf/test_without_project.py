@@ -35,7 +35,7 @@ def python(tmp_path_factory):
 
 
 def run(python, home, *arguments):
-    """The report of outside_project in a process of its own, offline, with an empty cache."""
+    """The report of outside_project in a separate process, offline, with an empty cache."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
     variables = kept | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-I", outside_project.__file__, *map(str, arguments)]
