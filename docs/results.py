@@ -1,5 +1,4 @@
-"""Keeps docs/results.md and the pages beside the recorded studies, results/STUDY.md, in step with the records:
-their numbers and pictures.
+"""Keeps docs/results.md and the pages of the recorded studies, results/STUDY.md, in step with the records.
 
     make figures                       # recomputes every number of the pages, and draws their pictures
     python docs/results.py --check     # lists the numbers that differ, and changes nothing

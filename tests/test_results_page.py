@@ -1,4 +1,4 @@
-"""The numbers of docs/results.md and of the studies' pages are those of the records, and so are the pictures."""
+"""The numbers and pictures of docs/results.md and of the studies' pages are those of the records."""
 
 from __future__ import annotations
 
