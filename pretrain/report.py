@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
 
-MODULES = {"convert": "pretrain.convert", "evaluate": "pretrain.evaluation"}
 GRAPH_SECONDS = 10
 """What compiling one graph takes, forward and backward: 9 s of processor time on two CPU cores."""
 FUSED = {"all": "q, k, v; gate, up; LM head and loss", "loss": "LM head and loss", "none": "nothing"}
@@ -162,12 +160,6 @@ def _source(corpus: Corpus) -> str:
     )
 
 
-def _command(name: str, *arguments: str) -> str:
-    """A line of the shell that starts a command of the project, installed or from a checkout."""
-    program = ["head-schedules", name] if shutil.which("head-schedules") else ["python", "-m", MODULES[name]]
-    return shlex.join([*program, *arguments])
-
-
 def describe_finished(session: Session, arguments: list[str]) -> list[str]:
     """Lines for a run that has all its steps. For rank 0; not collective."""
     step, folder = session.state.step, session.run.folder
@@ -219,8 +211,10 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     )
     commands: dict[str, str] = {}
     if session.data.is_text:
-        commands["convert"] = _command("convert", str(run.folder), "--out", f"hf/{run.run_name}")
-        commands["evaluate"] = _command("evaluate", str(run.folder), "--tasks", "hellaswag,piqa")
+        convert = ["convert", str(run.folder), "--out", f"hf/{run.run_name}"]
+        commands["convert"] = shlex.join(["head-schedules", *convert])
+        evaluate = ["evaluate", str(run.folder), "--tasks", "hellaswag,piqa"]
+        commands["evaluate"] = shlex.join(["head-schedules", *evaluate])
     if more := continue_command(arguments, 2 * run.steps):
         commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]

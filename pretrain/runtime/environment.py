@@ -245,7 +245,7 @@ def _command(arguments: list[str]) -> list[str]:
         if command[len(command) - len(arguments) :] == arguments and not own:
             return _to_typed_command(command)
     # A program of the user's has called train.
-    return [*(["python", "-m", "pretrain.main"] if alone else _launcher_of_environment()), *arguments]
+    return [*(["head-schedules", "train"] if alone else _launcher_of_environment()), *arguments]
 
 
 def _to_typed_command(command: list[str]) -> list[str]:

@@ -76,7 +76,7 @@ def test_train_continues_as_the_command_would(small_folder, tmp_path, capfd):
     assert loss == pytest.approx(rows[-1]["val_loss"], rel=1e-5)
     calls = [row.get("counts/calls") for row in rows]
     assert calls == [None, 1, None, 2, None, 3] * 2  # each session has a hook of its own
-    again = f"python -m pretrain.main --config {tmp_path}/nano/config.yaml"
+    again = f"head-schedules train --config {tmp_path}/nano/config.yaml"
     assert f"continue  {again} --ds_config {tmp_path}/nano/ds_config.json --steps 24" in printed
 
 

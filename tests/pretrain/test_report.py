@@ -2,6 +2,7 @@
 
 import shlex
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ LAUNCHER_VARIABLES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "
 EIGHT = "RANK=0 WORLD_SIZE=8"
 # What the launcher told the ranks, and the command that starts them again.
 LAUNCHERS = {
-    "": "python -m",
+    "": "head-schedules train",
     "LOCAL_SIZE=1": "deepspeed",
     "LOCAL_SIZE=4": "deepspeed --num_accelerators 4",
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=0,1": "deepspeed --num_accelerators 2",
@@ -44,8 +45,8 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
     for variable in environment.split():
         monkeypatch.setenv(*variable.split("=", 1))
     given = ["--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES]
-    module = [] if launcher.endswith("-m") else ["--module"]
-    expected = [*launcher.split(), *module, "pretrain.main", "--seed", "3", *given, "--steps", "24"]
+    main = {"deepspeed": ["--module", "pretrain.main"], "torchrun": ["pretrain.main"]}
+    expected = [*launcher.split(), *main.get(launcher.split()[0], []), "--seed", "3", *given, "--steps", "24"]
     for steps in ([], ["--steps=12"], ["--steps", "12"]):
         command = continue_command(["--seed", "3", *steps, *given, "--local_rank=0"], 24)
         assert shlex.split(command) == expected
@@ -101,14 +102,6 @@ def test_in_a_job_the_sbatch_line_is_printed(monkeypatch, line):
     assert continue_command(["--config", "124m", "--seed", "3"], 24) == expected
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_commands_for_the_next_steps_are_quoted(monkeypatch, installed):
-    monkeypatch.setattr(report.shutil, "which", lambda name: name if installed else None)
-    given = [f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
-    program = ["head-schedules", "convert"] if installed else ["python", "-m", "pretrain.convert"]
-    assert shlex.split(report._command("convert", *given)) == [*program, *given]
-
-
 MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2 CPU threads"
 
 
@@ -119,13 +112,23 @@ def test_a_measured_peak_is_said_not_to_compare(source, compares):
     assert ("compare tokens/s between sessions, not MFU" in line) != compares
 
 
+def test_commands_for_the_next_steps_are_quoted(tmp_path, monkeypatch):
+    hook = SimpleNamespace(name="h", summarize=lambda session: [])
+    lines, _ = closing_of(tmp_path / NASTY, monkeypatch, hook)
+    commands = {words[0]: words[1:] for words in map(shlex.split, lines[lines.index("next") + 1 :])}
+    folder, program = str(tmp_path / NASTY), "head-schedules"
+    assert commands["convert"] == [program, "convert", folder, "--out", f"hf/{Path(NASTY).name}"]
+    assert commands["evaluate"] == [program, "evaluate", folder, "--tasks", "hellaswag,piqa"]
+    assert commands["continue"][-2:] == ["--steps", "4"]
+
+
 def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     """The closing lines of a session whose hook has measured, and what was done for them, in order."""
     did = []
     monkeypatch.setattr(generate, "sample_text", lambda *_: did.append("sample") or "a\nb")
     closing, hook.summarize = hook.summarize, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
-    run = made(folder=folder, steps=2, run_name="n", validation=made(sequences=1))
+    run = made(folder=folder, steps=2, run_name=folder.name, validation=made(sequences=1))
     monkeypatch.setattr(report, "weights_are_finite", lambda _: True)
     world, store = (
         made(is_main=is_main, size=1, gather=lambda value: [value]),

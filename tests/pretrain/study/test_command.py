@@ -1,4 +1,4 @@
-"""``python -m pretrain.study``: what it prints, what it refuses."""
+"""``head-schedules study``: what it prints, what it refuses."""
 
 from __future__ import annotations
 
