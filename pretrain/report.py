@@ -20,7 +20,7 @@ from pretrain.runtime.collective_guard import run_guarded
 from pretrain.runtime.environment import continue_command
 from pretrain.runtime.hardware import describe_device
 from pretrain.runtime.signals import Stopped
-from pretrain.utils.format import human_seconds, log_line
+from pretrain.utils.format import count_of, human_seconds, log_line
 from pretrain.utils.stdio import note_errors
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _describe_compiling(session: Session, verbose: bool) -> str:
     about = human_seconds(GRAPH_SECONDS * (shapes + 2))
     reason = f" ({found.reason})" if verbose else ""
     return (
-        f"yes{reason}: the first step compiles {shapes} block shape{'s' if shapes > 1 else ''}, the final "
+        f"yes{reason}: the first step compiles {count_of(shapes, 'block shape')}, the final "
         f"norm and the loss, which takes about {about} on an idle machine, or some seconds from torch's "
         "cache; the first validation compiles them again"
     )

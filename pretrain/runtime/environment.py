@@ -26,6 +26,7 @@ import psutil
 
 from model.errors import UserError, quote
 from pretrain.utils.env_check import check_variables
+from pretrain.utils.format import count_of
 
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
@@ -75,7 +76,7 @@ def read_environment() -> Launch:
     local_rank = _integer("LOCAL_RANK", 0)
     if local_rank >= local_size:
         raise UserError(
-            f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' if local_size > 1 else ''} on "
+            f"LOCAL_RANK: {local_rank} is not valid for {count_of(local_size, 'rank')} on "
             f"this machine; valid: 0 to {local_size - 1}"
         )
     return Launch(rank, local_rank, size, local_size)

@@ -191,9 +191,9 @@ def test_the_first_step_says_how_much_it_compiles(fields, graphs, expected):
     """A graph for each distinct block, as torch counts them."""
     given = {"vocab_size": 64, "d_model": 32, "heads": (4,) * 4, "ffn_width": 64, "context_length": 16}
     model = ModelConfig(**given | fields)
-    decisions = SimpleNamespace(compile=Decision(True, "compile: true"))
+    decisions = SimpleNamespace(compile=Decision(True, "as set"))
     line = report._describe_compiling(SimpleNamespace(decisions=decisions, model_config=model), False)
-    assert expected in line and "(compile: true)" not in line
+    assert expected in line and "(as set)" not in line
     torch._dynamo.reset()
     counter = CompileCounter()
     network = Transformer(model, attention="blocks")
