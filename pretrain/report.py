@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from model.attention import flash_supports
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
+from pretrain.data.sentencepiece_bpe import find_export_obstacle
 from pretrain.engine.layout import weights_are_finite
 from pretrain.metrics.file import FILE_NAME
 from pretrain.plan.context_parallel import describe_forms
@@ -84,6 +85,8 @@ def describe_opening(
         *([("context", describe_forms(model, *degrees))] if degrees[0] > 1 else []),
         *(("epochs", line) for line in _epochs(session, verbose)),
     ]
+    if obstacle := find_export_obstacle(session.data.tokenizer):
+        notes = [*notes, f"the run cannot be exported to Hugging Face: tokenizer {obstacle}"]
     last: list[tuple[str, object]] = [("note", note) for note in notes]
     if not verbose:
         last.append(("details", "decisions.json gives the reason for each choice; --verbose prints it"))
