@@ -1,6 +1,7 @@
 """Lines that are printed to be pasted, and what a run says of itself."""
 
 import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 
 from model.config import ModelConfig
 from model.transformer import Transformer
-from pretrain import generate, report
+from pretrain import cli, generate, report
 from pretrain.config.run_config import RunConfig
 from pretrain.metrics import build
 from pretrain.run.decisions import Decision
@@ -19,6 +20,7 @@ from pretrain.runtime import environment
 from pretrain.runtime.environment import continue_command
 from pretrain.validation.hook import ValidationHook
 from pretrain.validation.loss import ValidationResult
+from tests.helpers.refusals import refusal
 
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
 NASTY = "$(touch /tmp/pwned); x 'y'"
@@ -120,6 +122,17 @@ def test_commands_for_the_next_steps_are_quoted(tmp_path, monkeypatch):
     assert commands["convert"] == [program, "convert", folder, "--out", f"hf/{Path(NASTY).name}"]
     assert commands["evaluate"] == [program, "evaluate", folder, "--tasks", "hellaswag,piqa"]
     assert commands["continue"][-2:] == ["--steps", "4"]
+
+
+def test_without_matplotlib_a_run_ends_with_what_to_install(tmp_path, monkeypatch, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "tokens": 5, "train_loss": 3.0}\n')
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    hook = SimpleNamespace(name="h", summarize=lambda session: [])
+    install = "matplotlib: not installed; pip install 'head-schedules[plots]'"
+    lines, _ = closing_of(tmp_path, monkeypatch, hook)
+    assert f"note     no results of plots, everything is saved ({install})" in lines
+    assert refusal(capsys, cli.main, "presets", "prism-nano", "--plot", "a.png").endswith(f"error: {install}")
 
 
 def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
