@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from model.attention import Attention
+from model.attention import Attention, share
 from model.collectives import all_gather
 from model.config import ModelConfig
 from model.context import all_positions, own_positions
@@ -194,9 +194,10 @@ class _Recorder:
         exchange, first = attention.exchange, 0
         if exchange is not None:
             first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
-        count = heads.query.shape[2]  # of the group's heads, those that this context rank has
         if attention.context is not None:
-            first += attention.context.head_index * count
+            heads, _ = share(heads, attention.context)
+            first += attention.context.head_index * heads.query.shape[2]
+        count = heads.query.shape[2]  # of the group's heads, those that this context rank has
         present = self.present[heads.sequences].tolist()
         sums = head_sums(heads, scale=attention.scale, present=present, window=attention.window)
         self.head_sums[layer][first : first + count] += sums
@@ -253,10 +254,21 @@ class _Recorder:
 
 @contextmanager
 def prepare_measurement(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
-    """The network of *engine*, or the network that it is, in evaluation mode; and what ends with the block,
-    for hooks.
+    """Prepare a pass in which torch's hooks read activations: the network in evaluation mode, and a stack of
+    callbacks that remove the hooks when the block ends. Call the engine, on all ranks; gradients are not
+    turned off.
 
     Compiled blocks run uncompiled: they ignore hooks added later, and must not be recompiled for them.
+
+    .. code-block:: python
+
+        with prepare_measurement(engine) as (network, ending), torch.no_grad():
+            handle = network.layers[0].register_forward_hook(lambda module, given, output: see(output))
+            ending.callback(handle.remove)
+            engine(tokens, labels)
+
+    Args:
+        engine: DeepSpeed's engine, or the network itself.
     """
     network: Transformer = getattr(engine, "module", engine)
     with ExitStack() as ending:
