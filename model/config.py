@@ -271,7 +271,7 @@ class ModelConfig:
         """Exact number of parameters.
 
         padded counts the zero rows of the embedding (and of an untied LM head) too. The Prism paper's
-        figures do so: prism-757m has 756,819,456 with 50,304 rows ("756.8M"), but 756,747,264 with the
+        counts do so: prism-757m has 756,819,456 with 50,304 rows ("756.8M"), but 756,747,264 with the
         50,257 rows that are trained. The others read the same either way: 124M 123,551,232 (padded
         123,587,328), 354M 353,896,448 (353,944,576).
         """

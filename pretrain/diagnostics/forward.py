@@ -59,29 +59,29 @@ class ProbeResult:
             before: the features of the measurement before, from which the drift is counted where there are
                 some of the same windows and positions.
         """
-        figures: dict[str, Any] = {}
+        row: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
                 if not len(heads):
                     continue
-                figures[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
+                row[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
         for layer, gates in enumerate(self.gates):
             if len(gates):
-                figures[f"diagnostics/attention_gate/layer_{layer}"] = gates.mean().item()
+                row[f"diagnostics/attention_gate/layer_{layer}"] = gates.mean().item()
         for measure, by_layer in zip(LAYER_MEASURES, self.layers.T.tolist(), strict=True):
-            figures |= {
+            row |= {
                 f"diagnostics/{measure}/layer_{layer}": value
                 for layer, value in enumerate(by_layer)
                 if (layer, measure) not in self.absent
             }
         for index, measure in enumerate(HEAD_MEASURES):
-            figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
+            row[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
         if any(len(gates) for gates in self.gates):
-            figures["diagnostics/attention_gate/heads"] = [gates.tolist() for gates in self.gates]
+            row["diagnostics/attention_gate/heads"] = [gates.tolist() for gates in self.gates]
         for layer, features in self.features.items():
             if layer in before and before[layer].shape == features.shape:
-                figures[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
-        return figures
+                row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
+        return row
 
 
 class ForwardProbe:
