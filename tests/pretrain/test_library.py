@@ -64,7 +64,7 @@ class Counts(Hook):
     def is_due(self, step):
         return step % 2 == 0
 
-    def run(self, engine, state, figures):
+    def run(self, engine, state, row):
         self.calls += 1
         return HookResult({"counts/calls": self.calls}, [f"counts   {self.calls}"])
 

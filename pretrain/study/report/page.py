@@ -84,7 +84,7 @@ def describe_opening(view: View) -> dict[str, list[str]]:
     if view.measure != study.file.measure:
         runs.append(f"The study asks for {study.file.measure}; {view.measure} is compared instead.")
     if unnamed := describe_unnamed(study):
-        runs.append(f"In no figure: {unnamed}.")
+        runs.append(f"Left out: {unnamed}.")
     return {
         "Question": describe_expectations(study),
         "What is compared": [*compared, f"By {view.value}; {view.better} is better."],
