@@ -1,13 +1,18 @@
-"""Draws the diagrams of the pages that explain how resuming and tensor parallelism work.
+"""Draws schedules.svg of the README, and the diagrams that explain resuming and tensor parallelism.
 
-python docs/diagrams.py             # writes docs/pictures/resuming.svg and docs/pictures/exchange.svg
+python docs/diagrams.py             # writes docs/pictures/schedules.svg, resuming.svg and exchange.svg
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from model import preset  # noqa: E402
 
 PICTURES = Path(__file__).parent / "pictures"
 COLOURS = ("#4477aa", "#ee8866", "#44aa77", "#aa6699")  # four that remain distinct for the colour-blind
@@ -54,6 +59,38 @@ def runs(keys: Sequence[object]) -> Iterator[tuple[int, int]]:
         length = len(list(equal))
         yield start, length
         start += length
+
+
+def draw_schedules() -> None:
+    """Heads and FFN width of the layers of four models with equally many parameters."""
+    uniform = preset("uniform-124m")
+    openelm = {
+        "heads": "openelm(12, layers=12, end=1.0)",
+        "head_dim": [64] * 12,
+        "ffn_width": "openelm(2048)",
+    }
+    models = {
+        "uniform": uniform,
+        "wide heads first": preset("prism-124m"),
+        "wide FFNs first": uniform.replace(ffn_width="tapered(2048)"),
+        "wider with depth": uniform.replace(**openelm),
+    }
+    (size,) = {config.num_parameters() for config in models.values()}
+    unit, middle, parts = 11, 152, []
+    for number, (title, config) in enumerate(models.items()):
+        left = 20 + 176 * number
+        parts.append(text(left, 28, title, 'font-weight="bold" font-size="16"'))
+        for layer, heads in enumerate(config.heads):
+            x, height = left + (unit + 2) * layer, config.layer_head_dim(layer) / 10
+            for head in range(heads):
+                parts.append(box(x, middle - height * (head + 1), unit, height, COLOURS[0]))
+            parts.append(box(x, middle + 5, unit, config.layer_ffn_width(layer) / 40, COLOURS[1]))
+    legend = {20: (COLOURS[0], "attention head"), 170: (COLOURS[1], "FFN width")}
+    for x, (colour, label) in legend.items():
+        parts += [box(x, 272, 16, 16, colour), text(x + 23, 285, label, 'font-size="15"')]
+    note = f"12 layers from left to right, {size / 1e6:.1f}M parameters each"
+    parts.append(text(290, 285, note, 'font-size="15"'))
+    save("schedules", 724, 304, "Attention heads and feed-forward width by layer of four models", parts)
 
 
 def draw_resuming() -> None:
@@ -139,5 +176,6 @@ def draw_exchange() -> None:
 
 
 if __name__ == "__main__":
+    draw_schedules()
     draw_resuming()
     draw_exchange()
