@@ -1,9 +1,9 @@
-"""Keeps docs/results.md in step with the recorded studies in results/: its numbers and its pictures.
+"""Keeps docs/results.md and the pages of the recorded studies, results/STUDY.md, in step with the records.
 
-    make figures                       # recomputes every number of the page, and draws its pictures
+    make figures                       # recomputes every number of the pages, and draws their pictures
     python docs/results.py --check     # lists the numbers that differ, and changes nothing
 
-A number of the page is followed by a comment that says where it comes from, ``<!--STUDY VALUE NAME-->``, such
+A number of a page is followed by a comment that says where it comes from, ``<!--STUDY VALUE NAME-->``, such
 as ``<!--direction-small difference ascending - descending-->``; VALUES lists what can be asked. A picture
 ``pictures/STUDY-KIND.svg`` is drawn from the study's results with its text in the page as heading; the kinds
 are those of a study's report.
@@ -30,8 +30,8 @@ from pretrain.study.results import load_results  # noqa: E402
 from pretrain.study.summaries import Contrasted, View, build_view  # noqa: E402
 from pretrain.utils.format import interval_text  # noqa: E402
 
-PAGE = ROOT / "docs/results.md"
 RESULTS = ROOT / "results"
+PAGES = [ROOT / "docs/results.md", *sorted(RESULTS.glob("*.md"))]
 TOKENS = "tokens-small"
 """The study that tells what a difference is worth in tokens."""
 NUMBER = r"[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"
@@ -134,18 +134,20 @@ def draw(text: str, folder: Path) -> Iterator[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    """Bring the page and its pictures up to date; with --check only compare: 1 if a number differs."""
-    text = PAGE.read_text("utf-8")
-    new = refresh(text)
-    for old, now in zip(text.splitlines(), new.splitlines(), strict=True):
-        if old != now:
-            print(f"- {old}\n+ {now}")
-    if "--check" in arguments:
-        return int(new != text)
-    PAGE.write_text(new, "utf-8")
-    for path in draw(new, PAGE.parent):
-        print(f"wrote {path.relative_to(ROOT)}")
-    return 0
+    """Bring the pages and their pictures up to date; with --check only compare: 1 if a number differs."""
+    changed = False
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        new = refresh(text)
+        for old, now in zip(text.splitlines(), new.splitlines(), strict=True):
+            if old != now:
+                print(f"{page.relative_to(ROOT)}\n- {old}\n+ {now}")
+        changed |= new != text
+        if "--check" not in arguments:
+            page.write_text(new, "utf-8")
+            for path in draw(new, page.parent):
+                print(f"wrote {path.relative_to(ROOT)}")
+    return int(changed and "--check" in arguments)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from model.allocations import variable_widths
 from model.blocks import block
 from model.config import ModelConfig
 from model.errors import UserError, quote, suggest
@@ -63,6 +64,11 @@ MATCHED: dict[str, dict[str, Any]] = {
 # OpenELM (arXiv 2404.14619): d_model, layers and head dim. Attention grows from 0.5 to 1 times d_model, the
 # feed-forward networks from 0.5 to 4 times, with four query heads to a key/value head (apple/corenet).
 OPENELM = {"270m": (1280, 16, 64), "450m": (1536, 20, 64), "1.1b": (2048, 28, 64), "3b": (3072, 36, 128)}
+
+# Variable-Width Transformers (arXiv 2606.18246): d_model and layers. Sixteen heads in every layer, gated
+# feed-forward networks of 4 w, a context of 4,096 tokens and cl100k_base are the paper's. Our choice is an LM
+# head that is not tied, which comes closer to the sizes in the models' names.
+VARIABLE = {"200m": (640, 16), "500m": (960, 24), "1b": (1280, 32), "2b": (1600, 40)}
 
 TINY: dict[str, Any] = {"vocab_size": 4096, "context_length": 256, "d_model": 192}
 TINY_PRISM = parse_heads("3,6x2,12x3")
@@ -165,6 +171,25 @@ def _openelm_presets() -> dict[str, ModelConfig]:
     return presets
 
 
+def _variable_width_presets() -> dict[str, ModelConfig]:
+    """The paper's residual streams with wide ends and a narrow waist, and the uniform models beside them."""
+    presets = {}
+    for size, (d_model, layers) in VARIABLE.items():
+        waist = variable_widths(d_model, layers, multiple=32)
+        for name, widths in ((f"waist-{size}", waist), (f"uniform-{size}", (d_model,) * layers)):
+            presets[name] = block(
+                "llama",
+                vocab_size=100277,
+                context_length=4096,
+                d_model=d_model,
+                heads=make_uniform(16, layers),
+                block_width=widths,
+                ffn_width=[4 * width for width in widths],
+                tie_embeddings=False,
+            )
+    return presets
+
+
 def _tiny_presets() -> dict[str, ModelConfig]:
     """Small enough to train on two CPU cores (tiny, and micro: prism-micro is the default run) or in a test
     (nano).
@@ -196,7 +221,12 @@ def _tiny_presets() -> dict[str, ModelConfig]:
 
 
 _PRESETS = (
-    _scale_presets() | _matched_presets() | _progression_presets() | _openelm_presets() | _tiny_presets()
+    _scale_presets()
+    | _matched_presets()
+    | _progression_presets()
+    | _openelm_presets()
+    | _variable_width_presets()
+    | _tiny_presets()
 )
 
 

@@ -177,7 +177,8 @@ def preset_table(names: Sequence[str]) -> str:
     ]
     for name in names:
         config = preset(name)
-        head_dims = format_heads(config.layer_head_dim(layer) for layer in range(config.num_layers))
+        dims = [config.layer_head_dim(layer) for layer in range(config.num_layers)]
+        head_dims = format_heads(dims) if len(set(dims)) <= 6 else f"{min(dims)} to {max(dims)}"
         drawn = (format_heads(config.heads), draw_heads(config.heads))
         shape = (str(config.num_layers), str(config.d_model), *drawn, head_dims)
         counts = (config.num_parameters(), config.num_parameters(padded=True), config.flops_per_token())

@@ -1,4 +1,4 @@
-"""The numbers of docs/results.md are those of the recorded studies, and its pictures are drawn from them."""
+"""The numbers and pictures of docs/results.md and of the studies' pages are those of the records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.launch import ROOT
 from tests.helpers.planted_runs import plant
 from tests.pretrain.study.report.conftest import planted
 
-TEXT = results.PAGE.read_text("utf-8")
+TEXT = "".join(page.read_text("utf-8") for page in results.PAGES)
 MARKED = [match for match in results.MARK.finditer(TEXT) if not match["study"].startswith("STUDY")]
 STUDIES = sorted({match["study"] for match in MARKED})
 
@@ -101,7 +101,9 @@ def test_another_result_is_noticed(monkeypatch, tmp_path):
 
 
 def test_pictures_are_drawn_from_the_results(tmp_path):
-    drawn = list(results.draw(TEXT, tmp_path))
+    drawn = 0
+    for page in results.PAGES:
+        for path in results.draw(page.read_text("utf-8"), tmp_path):
+            assert path.read_bytes() == (page.parent / path.relative_to(tmp_path)).read_bytes()
+            drawn += 1
     assert drawn
-    for path in drawn:
-        assert path.read_bytes() == (ROOT / "docs" / path.relative_to(tmp_path)).read_bytes()

@@ -129,3 +129,19 @@ def test_openelm_rises_as_published(name, billions, heads, widths):
     assert (config.heads[0], config.heads[-1]) == heads and list(config.heads) == sorted(config.heads)
     assert (config.ffn_widths[0], config.ffn_widths[-1]) == widths
     assert config.kv_heads == tuple(count // 4 for count in config.heads)
+
+
+@pytest.mark.parametrize("size", ["200m", "500m", "1b", "2b"])
+def test_a_waist_has_the_parameters_of_its_uniform_model(size):
+    """Up to the rounding of widths and what the paper's budget does not count: weights that read coordinates
+    before anything was written there, or write what is not read."""
+    waist, uniform = preset(f"waist-{size}"), preset(f"uniform-{size}")
+    missing = max(waist.block_widths) - waist.d_model
+    uncounted = (3 + 4) * max(waist.block_widths) * missing
+    counted = waist.num_parameters() - uncounted
+    assert counted == pytest.approx(uniform.num_parameters(), rel=0.006)
+    assert waist.heads == uniform.heads == (16,) * uniform.num_layers
+    assert all(
+        width % 16 == 0 and waist.layer_head_dim(i) == width // 16
+        for i, width in enumerate(waist.block_widths)
+    )
