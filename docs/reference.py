@@ -88,7 +88,7 @@ The fields of `RunConfig` are the [settings](settings.md).
 ```{eval-rst}
 .. autoclass:: pretrain.Hook
    :members:
-.. autoclass:: pretrain.HookResult
+.. autoclass:: pretrain.HookResult(figures={}, lines=[], model=None)
    :members:
 .. autoclass:: pretrain.IntervalHook
    :members:
@@ -177,7 +177,7 @@ def settings_page() -> str:
             lines += _section(section.name, section.default_factory)
     lines += _section("lr_rules", LearningRateRule, "lr_rules[]", "The fields of each rule of `lr_rules`.")
     lines += _section("architecture", ModelConfig, "architecture", ARCHITECTURE)
-    lines += ["```{confval} architecture.num_layers", ":type: integer ≥ 1", ":default: the preset's", ""]
+    lines += ["```{confval} architecture.num_layers", ":type: integer ≥ 1", ":default: the preset's", ":no-contents-entry:", ""]
     lines += ["Another number of layers, with `heads` for each.", "```"]
     return "\n".join([*lines, ""])
 
@@ -200,6 +200,7 @@ def _setting(name: str, kind: Any, field: str, text: str) -> list[str]:
         f"```{{confval}} {name}",
         f":type: {describe_type(schema['properties'][field], schema.get('$defs', {}))}",
         f":default: {_default(item)}",
+        ":no-contents-entry:",
         "",
         _to_markdown(text),
         "```",
@@ -264,8 +265,9 @@ def _yaml(value: Any) -> str:
 
 
 def _to_markdown(text: str) -> str:
-    """A docstring in Markdown: links to pages, code in single quotes."""
+    """A docstring in Markdown: links to pages, code in single quotes, flags as code."""
     text = " ".join(text.replace("%%", "%").replace("``", "`").split())
+    text = re.sub(r"(?<![`\w-])--[a-z_.]+[a-z]", r"`\g<0>`", text)
     return re.sub(r"docs/(\w+)\.md", r"[](../\1.md)", text)
 
 

@@ -31,7 +31,7 @@ from pretrain.study.summaries import Contrasted, View, build_view  # noqa: E402
 from pretrain.utils.format import interval_text  # noqa: E402
 
 RESULTS = ROOT / "results"
-PAGES = [ROOT / "docs/results.md", *sorted(RESULTS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/results.md", *sorted(RESULTS.glob("*.md"))]
 TOKENS = "tokens-small"
 """The study that tells what a difference is worth in tokens."""
 NUMBER = r"[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"
