@@ -49,7 +49,11 @@ GROUPS = {
 ARCHITECTURE = """The fields of a model. A field that a recipe leaves out keeps the preset's value; the
 defaults below are those of a model file. `vocab_size`, `heads` and `classes` are fields of model files only:
 a recipe has the settings `vocab_size`, `heads` and `task`."""
-LIBRARY = """# Library
+LIBRARY = """---
+tocdepth: 3
+---
+
+# Library
 
 ```python
 from model import ModelConfig, Transformer, generate, initialize, preset

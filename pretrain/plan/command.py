@@ -1,6 +1,6 @@
 """Dry run of a training command: memory, communication and time of a rank, with no GPU and no process group.
 
-    python -m pretrain.plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
+    head-schedules plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
 takes every flag of pretrain/main.py besides its own. A plan that does not fit is rejected with exit code 2
 and a one-line error that lists what would fit. The plan itself is made in run_plan.py; this file reads flags
@@ -49,7 +49,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
         UserError: for settings that pretrain.config.run_config rejects, or an option that is out of range.
     """
     parser = CommandParser(
-        prog="python -m pretrain.plan",
+        prog="head-schedules plan",
         allow_abbrev=False,
         description="Memory, communication and time of a run, without running it. Takes every flag of "
         "pretrain/main.py (its --help lists them) and these:",

@@ -1,4 +1,4 @@
-"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came
+"""``head-schedules growth report runs/NAME``: what every head is worth, and how a grown run's heads came
 about."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pretrain.runtime.command import run_command
 def build_parser() -> CommandParser:
     """Build the parser of the command line."""
     parser = CommandParser(
-        prog="python -m pretrain.growth",
+        prog="head-schedules growth",
         description="Heads that grew, and what heads are worth.",
         allow_abbrev=False,
     )
