@@ -28,7 +28,7 @@ Kernel = Literal["torch", "blocks"]
 kept apart always use torch's."""
 
 
-BLOCK_ROWS = 64
+BLOCK_ROWS = 256
 """Queries that are computed at a time on a CPU where keys are gathered over context ranks."""
 
 
@@ -366,11 +366,13 @@ def _attend_gathered(
         if mask is None:
             seen = block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
             before = seen.shape[1] - size  # columns of the block mask before its first query
-            part = seen[: end - begin, before - (begin - first) : before + end - begin]
+            part = seen[size - (end - begin) :, before - (begin - first) : before + end - begin]
         else:
             part = mask[..., first:end]
         rows = query[:, :, begin - start : end - start]
-        parts.append(_sdpa(rows, key[:, :, first:end], value[:, :, first:end], part, scale))
+        rows = rows.flip(2) if mask is None else rows
+        output = _sdpa(rows, key[:, :, first:end], value[:, :, first:end], part, scale)
+        parts.append(output.flip(2) if mask is None else output)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -378,12 +380,17 @@ def _attend_gathered(
 def block_mask(
     rows: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The causal mask of a block of queries over as many earlier keys as they may see, and their own; to be
-    added to the logits."""
+    """The causal mask of a block of queries, the last one first, over as many earlier keys as they may see,
+    and their own; to be added to the logits. In this order each row is the one before it moved by one key, so
+    on a CPU all rows are views of one; a GPU's kernels need them aligned."""
     before = length if window is None else min(length, window // 8 * 8 + 16)
+    keys = before + rows
     with torch.inference_mode(False):  # training saves it
-        seen = visibility_mask((before, before + rows), (0, before + rows), window, device)
-        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+        distance = torch.arange(keys - 1, -rows, -1, device=device)
+        hidden = (distance < 0) | (distance >= (window or keys))
+        moved = torch.zeros(distance.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        mask = moved.unfold(0, keys, 1)
+        return mask.contiguous() if mask.is_cuda else mask
 
 
 def flash_supports(element_bytes: int, head_dim: int) -> bool:
