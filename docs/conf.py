@@ -136,8 +136,8 @@ def _toctree(caption: str, pages: list[str]) -> str:
 def _change_source(app: Any, name: str, source: list[str]) -> None:
     """Add tables of contents, and give links whose text is the name of a file the title of its page.
 
-    The log is reached from the results and by search: it is in no other list than its own, to which each of its
-    pages leads back.
+    The log is reached from the results and by search: it is in no list but its own, to which its pages lead
+    back.
     """
     source[0] = FILE_AS_TEXT.sub(r"[]\1", source[0])
     if name == root_doc:

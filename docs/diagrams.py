@@ -1,6 +1,6 @@
 """Draws schedules.svg of the README, and the diagrams of the packages, of resuming and of tensor parallelism.
 
-python docs/diagrams.py       # writes schedules.svg, packages.svg, resuming.svg and exchange.svg to docs/pictures/
+python docs/diagrams.py       # writes schedules, packages, resuming and exchange.svg to docs/pictures/
 """
 
 from __future__ import annotations

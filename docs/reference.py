@@ -181,7 +181,13 @@ def settings_page() -> str:
             lines += _section(section.name, section.default_factory)
     lines += _section("lr_rules", LearningRateRule, "lr_rules[]", "The fields of each rule of `lr_rules`.")
     lines += _section("architecture", ModelConfig, "architecture", ARCHITECTURE)
-    lines += ["```{confval} architecture.num_layers", ":type: integer ≥ 1", ":default: the preset's", ":no-contents-entry:", ""]
+    lines += [
+        "```{confval} architecture.num_layers",
+        ":type: integer ≥ 1",
+        ":default: the preset's",
+        ":no-contents-entry:",
+        "",
+    ]
     lines += ["Another number of layers, with `heads` for each.", "```"]
     return "\n".join([*lines, ""])
 

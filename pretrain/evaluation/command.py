@@ -245,9 +245,7 @@ def run_save(arguments: Sequence[str]) -> None:
     Raises:
         UserError: bad input, or a data set that cannot be fetched.
     """
-    options = parse_options(
-        SaveOptions, arguments, "head-schedules evaluate save", "Save tasks' data sets."
-    )
+    options = parse_options(SaveOptions, arguments, "head-schedules evaluate save", "Save tasks' data sets.")
     check_variables("hub")
     check_tasks(options.tasks, options.include_path)
     from pretrain.evaluation.scores import save_data_sets, task_manager

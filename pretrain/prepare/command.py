@@ -179,9 +179,7 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
 
 
 def _open(name: str, description: str, argv: Sequence[str]) -> Corpus:
-    options = parse_options(
-        CorpusOptions, argv, f"head-schedules prepare {name}", description, ["folder"]
-    )
+    options = parse_options(CorpusOptions, argv, f"head-schedules prepare {name}", description, ["folder"])
     return Corpus.open(options.folder, load_tokenizer(options.tokenizer) if options.tokenizer else None)
 
 
