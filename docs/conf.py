@@ -56,6 +56,7 @@ root_doc = "docs/index"
 html_theme = "furo"
 html_title = f"head-schedules {release}"  # on every page, so that readers see what it is about
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+html_use_index = False  # the search finds what it would list
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # text is output
@@ -122,7 +123,7 @@ CONTENTS = {
         "CONTRIBUTING",
         "AGENTS",
         "CHANGELOG",
-        "benchmarks/tokenization",
+        "Benchmark: tokenization <benchmarks/tokenization>",
     ],
 }
 FILE_AS_TEXT = re.compile(r"\[[\w./-]+\.md\](\([\w./-]+\.md(?:#[\w-]+)?\))")
