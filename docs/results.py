@@ -1,4 +1,5 @@
-"""Keeps docs/results.md and the pages of the recorded studies, results/STUDY.md, in step with the records.
+"""Keeps docs/results.md, the pages of the recorded studies (results/STUDY.md), the README and the landing page
+in step with the records.
 
     make figures                       # recomputes every number of the pages, and draws their pictures
     python docs/results.py --check     # lists the numbers that differ, and changes nothing
