@@ -1,5 +1,5 @@
-"""Keeps docs/results.md, the pages of the recorded studies (results/STUDY.md), the README and the landing page
-in step with the records.
+"""Keeps docs/results.md, the pages of the recorded studies, the README and the landing page
+in step with the records in results/.
 
     make figures                       # recomputes every number of the pages, and draws their pictures
     python docs/results.py --check     # lists the numbers that differ, and changes nothing
