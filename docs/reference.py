@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pydantic import TypeAdapter
 
@@ -311,8 +312,7 @@ def flags_page() -> str:
 
 
 def commands_page() -> str:
-    """What --help of each command and subcommand prints."""
-    os.environ["COLUMNS"] = "100"
+    """What --help of each command and subcommand prints on a terminal of 100 columns."""
     lines = ["# Commands", ""]
     for name, text in {
         "train": cli.TRAIN,
@@ -326,7 +326,9 @@ def commands_page() -> str:
                 "",
             ]
             continue
-        for subcommand, printed in cli.help_texts(name).items():
+        with mock.patch.dict(os.environ, COLUMNS="100"):
+            texts = cli.help_texts(name)
+        for subcommand, printed in texts.items():
             title = [f"### {name} {subcommand}", ""] if subcommand else []
             lines += [*title, "```text", printed.rstrip(), "```", ""]
             if (name, subcommand) == ("study", "schema"):

@@ -12,8 +12,7 @@ from pretrain.plan.command import run_plan
 from pretrain.utils.parsing import parse_yaml
 
 
-def test_every_command_has_its_help(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+def test_every_command_has_its_help():
     page = reference.commands_page()
     assert page.count("```text\nusage: ") == len(COMMANDS) + 7  # subcommands of study
     assert page.count("```text\nusage: head-schedules study") == 8
