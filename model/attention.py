@@ -18,6 +18,7 @@ from model.config import ModelConfig
 from model.context import ContextExchange
 from model.documents import has_varlen_kernel, select_rows, varlen_attention
 from model.exchange import Form, HeadExchange, Span
+from model.kernels import flash_supports
 from model.linears import column_linear, enter_columns, fused_columns, row_linear
 from model.norms import head_norm
 from model.process_grid import ProcessGrid
@@ -384,11 +385,6 @@ def block_mask(
     with torch.inference_mode(False):  # training saves it
         seen = visibility_mask((before, before + rows), (0, before + rows), window, device)
         return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
-
-
-def flash_supports(element_bytes: int, head_dim: int) -> bool:
-    """Whether a GPU's flash kernel takes heads of that dtype and size, if there is no mask."""
-    return element_bytes == 2 and head_dim <= 256
 
 
 def visibility_mask(queries: Span, keys: Span, window: int | None, device: torch.device) -> Tensor:
