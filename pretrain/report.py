@@ -144,9 +144,10 @@ def _attention_line(session: Session) -> str:
         if session.run.document_mask:  # flash takes offsets and windows
             masked = element != 2 or not varlen_head_dim(dim, capability)
         dims[gpu_kernel(element, dim, masked, capability)].add(dim)
-    for kernel, note in (("memory-efficient", "without flash"), ("math", "all logits in memory")):
-        if dims[kernel] and (decisions.bf16 or kernel == "math"):
-            text += f", {note} for head dim {', '.join(map(str, sorted(dims[kernel])))}"
+    slower = dims["memory-efficient"] if decisions.bf16 else set()
+    for note, found in (("without flash", slower), ("all logits in memory", dims["math"])):
+        if found:
+            text += f", {note} for head dim {', '.join(map(str, sorted(found)))}"
     return text
 
 

@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import model.attention
+from model.errors import UserError
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 GPU = torch.device("cuda", 0)
@@ -74,10 +75,10 @@ def _lower_right(rows: int, columns: int) -> torch.Tensor:
 
 @functools.cache
 def build_driver() -> Path:
-    """Compile fake_gpu.cpp, in two seconds of CPU."""
+    """Compile fake_gpu.cpp, in two seconds of CPU. Raises UserError without a compiler."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        pytest.skip("no C++ compiler is installed")
+        raise UserError("no C++ compiler is installed; install g++ or clang++")
     folder = Path(tempfile.mkdtemp(prefix="fake_gpu_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library, include = (Path(torch.__file__).parent / name for name in ("lib", "include"))
@@ -100,7 +101,10 @@ def build_driver() -> Path:
 def _process() -> ProcessPoolExecutor:
     if torch.version.cuda is not None and not torch.cuda.is_available():
         pytest.skip("torch's CUDA build without a driver has no fake CUDA tensors")
-    preload = {} if torch.version.cuda is not None else {"LD_PRELOAD": str(build_driver())}
+    try:
+        preload = {} if torch.version.cuda is not None else {"LD_PRELOAD": str(build_driver())}
+    except UserError as error:
+        pytest.skip(str(error))
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
     atexit.register(pool.shutdown, cancel_futures=True)
