@@ -1,5 +1,5 @@
-"""The kernels that torch.compile writes for an H100, without one. Triton is not among the tested packages: where
-it is missing, the error is tested."""
+"""The kernels that torch.compile writes for an H100, without one. Triton is not among the tested packages:
+where it is missing, the error is tested."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_kernels_are_counted_and_compiled(tmp_path):
     out = tmp_path / "found.json"
     finished = run("prism-nano", "--micro_batch", "2", "--compile", "--out", str(out))
     assert finished.returncode == 0, finished.stderr[-2000:]
-    rows = [line.strip("| ").split(" | ") for line in finished.stdout.splitlines() if re.match(r"\| \d", line)]
-    calls = {count: sum(int(row[1]) for row in rows if int(row[2]) == count) for count in (7, 6)}
+    rows = re.findall(r"^\| \d+ \| (\d+) \| (\d+) \|", finished.stdout, re.MULTILINE)
+    calls = {count: sum(int(row[0]) for row in rows if int(row[1]) == count) for count in (7, 6)}
     assert calls == {7: 4, 6: 4}
     found = json.loads(out.read_text())
     width, inner, vocabulary = 48, 128, 384

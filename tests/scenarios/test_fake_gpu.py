@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import model.attention
 from model.decoding import CachedDecoder
@@ -64,12 +66,24 @@ def offsets_of(documents: int) -> Tensor:
     return torch.tensor(starts, dtype=torch.int32).to(GPU)
 
 
-def train(network: Transformer, *offsets: Tensor) -> None:
+class OnlyGpu(TorchDispatchMode):
+    """Inside, no operator may make a tensor elsewhere, but for a scalar; a copy would make the host wait."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.ndim:
+                assert tensor.device == GPU, f"{func} on {tensor.device}"
+        return result
+
+
+def train(network: Transformer, *offsets: Tensor, compiled: bool = False) -> None:
     """Forward and backward."""
     network.zero_grad()
-    loss = network(*batch_of(), *offsets)
-    assert loss.device == GPU
-    loss.backward()
+    batch = batch_of()
+    network.enter(batch[0])  # rotary tables are made on the CPU, once
+    with contextlib.nullcontext() if compiled else OnlyGpu():  # Dynamo does not trace under such a mode
+        network(*batch, *offsets).backward()
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None and parameter.grad.device == GPU, name
 
@@ -189,7 +203,8 @@ def muon_step(heads: str) -> None:
         optimizer = MuonAndAdamW([group], settings)
         optimizer.updates = lambda _, values: exchange(values, settings, GPU)
         master.grad = torch.ones_like(master)
-        optimizer.step()
+        with OnlyGpu():
+            optimizer.step()
         assert {value.device for value in optimizer.state[master].values()} == {GPU}
 
 
@@ -275,7 +290,7 @@ def count_graphs(name: str, documents: bool = False, degrees: dict | None = None
         network = build(name, grid=grid, fused="all")
         compile_network(network)
         for more in range(2):
-            train(network, *([offsets_of(3 + more)] if documents else []))
+            train(network, *([offsets_of(3 + more)] if documents else []), compiled=True)
             counts.append(len(graphs))
     return kinds_of(network), counts
 
