@@ -28,7 +28,7 @@ Kernel = Literal["torch", "blocks"]
 kept apart always use torch's."""
 
 
-BLOCK_ROWS = 64
+BLOCK_ROWS = 256
 """Queries that are computed at a time on a CPU where keys are gathered over context ranks."""
 
 
@@ -160,7 +160,7 @@ class Attention(nn.Module):
             query, key, value = fused_columns(hidden, (self.q, self.k, self.v))
         else:
             query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)
-        heads, form = self._own_heads(query, key, value, table, mask, offsets)
+        heads, form = self.whole_heads(query, key, value, table, mask, offsets)
         if self.context is None:
             output = attend(heads, self.scale, self.window, self.attention)
         else:
@@ -177,6 +177,14 @@ class Attention(nn.Module):
             output = output * self.head_gate(hidden)
         return cast(Tensor, self.o(output))
 
+    @torch.compiler.disable  # a graph has no hooks for what autograd saves
+    def _attend_together(self, heads: Heads, context: ContextExchange) -> Tensor:
+        """attend() of the heads of this rank's positions, with the keys of all context ranks."""
+        shared, saving = share(heads, context)
+        with saving:
+            output = attend(shared, self.scale, self.window, self.attention)
+        return context.join(output)
+
     def whole_heads(
         self,
         query: Tensor,
@@ -186,29 +194,8 @@ class Attention(nn.Module):
         mask: Tensor | None,
         offsets: Tensor | None = None,
     ) -> tuple[Heads, Form | None]:
-        """This rank's columns [B, T, …] of q, k and v -> whole heads; at t > 1 the form that takes outputs
-        back."""
-        heads, form = self._own_heads(query, key, value, table, mask, offsets)
-        return (heads if self.context is None else _share(heads, self.context)[0]), form
-
-    @torch.compiler.disable  # a graph has no hooks for what autograd saves
-    def _attend_together(self, heads: Heads, context: ContextExchange) -> Tensor:
-        """attend() of the heads of this rank's positions, with the keys of all context ranks."""
-        shared, saving = _share(heads, context)
-        with saving:
-            output = attend(shared, self.scale, self.window, self.attention)
-        return context.join(output)
-
-    def _own_heads(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        table: Table | None,
-        mask: Tensor | None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Heads, Form | None]:
-        """whole_heads of the positions that this rank holds, T / c."""
+        """This rank's columns [B, T / c, …] of q, k and v -> whole heads of the same positions, which share()
+        completes if c > 1; at t > 1 the form that takes outputs back."""
         form: Form | None = None
         spans, sequences = None, slice(None)
         if self.exchange is not None:
@@ -238,7 +225,7 @@ class Attention(nn.Module):
         return Heads(query, key, value, mask, offsets, spans, sequences), form
 
 
-def _share(heads: Heads, context: ContextExchange) -> tuple[Heads, AbstractContextManager[None]]:
+def share(heads: Heads, context: ContextExchange) -> tuple[Heads, AbstractContextManager[None]]:
     """The heads of a rank's positions -> those that it attends for, with all keys; what to attend inside
     of."""
     *shared, spans, rows, saving = context.share(*heads[:3], heads.spans)
@@ -366,11 +353,13 @@ def _attend_gathered(
         if mask is None:
             seen = block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
             before = seen.shape[1] - size  # columns of the block mask before its first query
-            part = seen[: end - begin, before - (begin - first) : before + end - begin]
+            part = seen[size - (end - begin) :, before - (begin - first) : before + end - begin]
         else:
             part = mask[..., first:end]
         rows = query[:, :, begin - start : end - start]
-        parts.append(_sdpa(rows, key[:, :, first:end], value[:, :, first:end], part, scale))
+        rows = rows.flip(2) if mask is None else rows
+        output = _sdpa(rows, key[:, :, first:end], value[:, :, first:end], part, scale)
+        parts.append(output.flip(2) if mask is None else output)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -378,12 +367,17 @@ def _attend_gathered(
 def block_mask(
     rows: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The causal mask of a block of queries over as many earlier keys as they may see, and their own; to be
-    added to the logits."""
+    """The causal mask of a block of queries, the last one first, over as many earlier keys as they may see,
+    and their own; to be added to the logits. In this order each row is the one before it moved by one key, so
+    on a CPU all rows are views of one; a GPU's kernels need them aligned."""
     before = length if window is None else min(length, window // 8 * 8 + 16)
+    keys = before + rows
     with torch.inference_mode(False):  # training saves it
-        seen = visibility_mask((before, before + rows), (0, before + rows), window, device)
-        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+        distance = torch.arange(keys - 1, -rows, -1, device=device)
+        hidden = (distance < 0) | (distance >= (window or keys))
+        moved = torch.zeros(distance.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        mask = moved.unfold(0, keys, 1)
+        return mask.contiguous() if mask.is_cuda else mask
 
 
 def flash_supports(element_bytes: int, head_dim: int) -> bool:

@@ -64,7 +64,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         )
     )
     print(log_line("note", "config.yaml has the settings of the recipe continue: check its rate and steps"))
-    prepare = f"python -m pretrain.prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
+    prepare = f"head-schedules prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
     train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
     print(log_line("next", f"{prepare}\n{train}"))
 

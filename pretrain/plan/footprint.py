@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.attention import BLOCK_ROWS, flash_supports
+from model.attention import flash_supports
 from model.config import ModelConfig
 from model.context_plan import ContextForm, context_form
 from model.documents import varlen_head_dim
@@ -162,7 +162,10 @@ class _Pass:
         )
         norms = (q > 0) + (width > 0)
         total += sum(self.norm(config.layer_width(layer), of_stream=i == 0) for i in range(norms))
-        if windowed and window is not None and not mask:
+        reversed_queries = self.device == "cpu" and context.key_ranks > 1 and not mask
+        if reversed_queries:
+            total += 0 if windowed else self.tokens * self.element * q // 2
+        elif windowed and window is not None and not mask:
             chunk, seen = config.context_length, config.context_length
             if context.key_ranks > 1:
                 chunk = config.context_length // (2 * context.key_ranks)
@@ -184,15 +187,6 @@ class _Pass:
         heads = self.config.attention_width(layer) // self.t // context.head_ranks
         heads *= ranks if self.form(layer)[0] == "query" else 1
         return 3 * 2 * self.tokens * self.c * heads * self.element
-
-    def block_masks(self) -> int:
-        """Bytes of the mask that blocks of queries share on a CPU where keys are gathered: a block's, and all
-        keys before it."""
-        ranks = [self.context(layer).key_ranks for layer in self.config.attention_layers]
-        if self.device == "cuda" or max(ranks, default=1) == 1:
-            return 0
-        rows = min(BLOCK_ROWS, self.config.context_length // (2 * max(ranks)))
-        return rows * (rows + self.config.context_length) * self.element
 
     def form(self, layer: int) -> tuple[str, int]:
         """In which form ranks share the layer's heads, and how many share one."""
@@ -313,8 +307,7 @@ def activations(
         outside=config.context_length * passed.tables()
         + tokens * (2 * 8 + 1 if fused else 3 * 8 + FP32_BYTES + 1)
         # with context parallelism all ids and labels, and a copy of the own ones; the own part of the tables
-        + (passed.c > 1) * (passed.length * passed.tables() + 2 * 8 * tokens * passed.c)
-        + passed.block_masks(),
+        + (passed.c > 1) * (passed.length * passed.tables() + 2 * 8 * tokens * passed.c),
         documents=passed.documents() if settings.document_mask else 0,
         head_gradient=FP32_BYTES * columns * d if fused else 0,
         logits=0 if fused else tokens * columns * s,

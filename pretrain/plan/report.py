@@ -97,7 +97,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
 
 def _traffic_lines(plan: RunPlan) -> list[str]:
     run, traffic, among = plan.run, plan.traffic, "among tensor-parallel ranks"
-    exchange = f"{among}; python -m pretrain.presets exchange has layers"
+    exchange = f"{among}; head-schedules presets exchange has layers"
     replicas = "data- and context-parallel" if run.context_parallel > 1 else "data-parallel"
     rows = [
         ("gradients", traffic.gradients, f"among {replicas} ranks"),
@@ -106,7 +106,7 @@ def _traffic_lines(plan: RunPlan) -> list[str]:
         ("head exchange", traffic.head_exchange, exchange),
     ]
     if run.context_parallel > 1:
-        note = "among context-parallel ranks; python -m pretrain.presets context has layers"
+        note = "among context-parallel ranks; head-schedules presets context has layers"
         rows.append(("heads, keys, values", traffic.context, note))
     if traffic.host:
         rows.append(("host and device", traffic.host, "gradients down, weights up"))

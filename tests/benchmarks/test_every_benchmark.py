@@ -88,4 +88,4 @@ def test_bad_input_is_one_line(name):
     arguments = ["nope"] if name == "traffic" else ["--model", "nope"]
     finished = run(name, *arguments)
     assert finished.returncode == 2
-    assert finished.stderr == "error: model: no preset 'nope'; `python -m pretrain.presets` lists them\n"
+    assert finished.stderr == "error: model: no preset 'nope'; `head-schedules presets` lists them\n"

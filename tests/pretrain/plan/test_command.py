@@ -175,7 +175,7 @@ def test_when_nothing_fits(capsys):
         (["--schedule.kind", "wsd", "--schedule.decay", "1"], r"schedule.decay: 1.0 may mean one step or"),
         (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
         (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
-        (["--print_config"], r"print_config: a plan does not do that; give --print_config to pretrain/main"),
+        (["--print_config"], r"print_config: a plan does not do that; give --print_config to head-sch"),
         (["--ds_config", "none.json"], r"ds_config: cannot read 'none.json'"),
     ],
 )
