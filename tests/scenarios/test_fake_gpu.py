@@ -130,7 +130,8 @@ def test_cached_decoding_is_on_one_device(name):
 
 
 def spoilt(what: str, alone: bool) -> str:
-    """What a step says after its masks were made on the CPU, or a value was read; *alone*, without OnlyGpu."""
+    """What a step says after its masks were made on the CPU, or a value was read; *alone* leaves OnlyGpu
+    out."""
     local_mask, attend = model.attention.local_mask, model.attention.attend
     ways = {
         "mask": ("model.transformer.local_mask", lambda *given: local_mask(*given[:2], torch.device("cpu"))),
