@@ -172,7 +172,7 @@ def _openelm_presets() -> dict[str, ModelConfig]:
 
 
 def _variable_width_presets() -> dict[str, ModelConfig]:
-    """The paper's residual streams with wide ends and a narrow waist, and uniform models to compare them with."""
+    """The paper's residual streams with wide ends and a narrow waist, and uniform models of equal size."""
     presets = {}
     for size, (d_model, layers) in VARIABLE.items():
         waist = variable_widths(d_model, layers, multiple=32)
