@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pretrain.config.command_line import CommandLine
 
 ROOT = Path(__file__).resolve().parents[1]
-MAIN_FLAGS = "Flags of pretrain/main.py may follow (python pretrain/main.py --help)."
+MAIN_FLAGS = "Flags of a training may follow (head-schedules train --help)."
 """Under the help of benchmarks that hand on what they do not know."""
 
 

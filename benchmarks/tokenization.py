@@ -1,4 +1,4 @@
-"""Tokenizing a corpus: ``python -m pretrain.prepare`` next to a plain loop and to ``datasets.map``.
+"""Tokenizing a corpus: ``head-schedules prepare`` next to a plain loop and to ``datasets.map``.
 
     python benchmarks/tokenization.py --tokenizer gpt2    # seven minutes; writes benchmarks/tokenization.md
 

@@ -16,6 +16,7 @@ from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_steps, require_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
+from pretrain.utils.env_check import check_installed
 from pretrain.utils.files import detect_kinds, write_atomically
 from pretrain.utils.format import print_lines
 from pretrain.utils.parsing import parse_yaml, read_text
@@ -89,6 +90,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.diagnostics.measure import measure_run
     from pretrain.plots.differences import run_differences
 
+    check_installed("matplotlib")  # it draws when all is measured
     names = [Path(os.path.realpath(folder)).name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")

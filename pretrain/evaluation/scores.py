@@ -141,7 +141,7 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
         reason = " ".join(str(error).split())
         raise UserError(
             f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); without "
-            "internet: python -m pretrain.evaluation save --tasks … --data_dir DIR elsewhere, then --data_dir"
+            "internet: head-schedules evaluate save --tasks … --data_dir DIR elsewhere, then --data_dir"
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -59,7 +59,7 @@ def import_folder(folder: Path, run_folder: Path) -> None:
             "ready", f"{escape_controls(str(run_folder))}: {model.num_parameters():,} parameters, step 0"
         )
     )
-    prepare = f"python -m pretrain.prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
+    prepare = f"head-schedules prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
     train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
     print(log_line("next", f"{prepare}\n{train}"))
 

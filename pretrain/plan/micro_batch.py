@@ -106,7 +106,7 @@ def _check_states_fit(
             f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} "
             f"layers, FFN width {max(model.ffn_widths)}) need {needed / 2**30:,.1f} GiB a rank for "
             f"weights and optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller "
-            "model, or more machines and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
+            "model, or more machines and ZeRO stage 3 (head-schedules plan tells what fits)"
         )
 
 

@@ -1,4 +1,4 @@
-"""``python -m pretrain.prepare``: turns text into a corpus folder; ``… labelled``, ``… inspect``,
+"""``head-schedules prepare``: turns text into a corpus folder; ``… labelled``, ``… inspect``,
 ``… verify``."""
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     options = parse_options(
         PrepareOptions,
         argv,
-        "python -m pretrain.prepare",
+        "head-schedules prepare",
         "Tokenize text into a corpus folder that the trainer reads. After an interruption, run the same "
         "command again to resume.",
-        epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
+        epilog="head-schedules prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
         "every byte, labelled makes a classification task.",
     )
     _check_source(options)
@@ -179,9 +179,7 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
 
 
 def _open(name: str, description: str, argv: Sequence[str]) -> Corpus:
-    options = parse_options(
-        CorpusOptions, argv, f"python -m pretrain.prepare {name}", description, ["folder"]
-    )
+    options = parse_options(CorpusOptions, argv, f"head-schedules prepare {name}", description, ["folder"])
     return Corpus.open(options.folder, load_tokenizer(options.tokenizer) if options.tokenizer else None)
 
 

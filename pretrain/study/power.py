@@ -71,8 +71,10 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
             found = detectable_effect(sd, seeds, question.power)
             total = sum(flops) * seeds / len(study.file.seeds)
             time = f", {human_seconds(total / rate)} at the pilot's speed" if rate else ""
-            cost = f"{total:.2e} FLOPs{time}"
-            lines.append(f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {cost}")
+            finds = f"{seeds:,} seeds find {found:.3g}, and cost"
+            if seeds == 1:
+                finds = "1 seed has no spread, so it finds no effect, and costs"
+            lines.append(f"{label:<8} {finds} {total:.2e} FLOPs{time}")
     lines.append(f"cost     {costs} FLOPs a run{bound}")
     if pilot and question.sd is None:
         lines += contrast_lines(study, pilot, effect, question.power)
