@@ -102,6 +102,7 @@ def run_plan(arguments: list[str]) -> None:
     from pretrain.plan.comparison import compare
     from pretrain.plan.report import describe, to_json
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
+    from pretrain.plan.saved_run import check_continues
     from pretrain.plan.speed import assumed_rates, read_rates
     from pretrain.runtime.hardware import data_sheet_peak
 
@@ -113,6 +114,7 @@ def run_plan(arguments: list[str]) -> None:
         print("\n".join(compare(run, machine)))
         return
     plan = make_plan(run, read_ds_config(path), machine, options.mfu)
+    check_continues(run)
     peak = data_sheet_peak(gpu, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:
         peak = options.peak_tflops * 1e12

@@ -18,6 +18,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
+from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.plan.memory import MemoryPlan, memory_plan
 from pretrain.plan.micro_batch import find_micro_batch, usable_memory
 from pretrain.plan.speed import Rates, Work, count_work
@@ -112,7 +113,10 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         UserError: for what the trainer would reject: sizes that do not divide, contradicting settings.
     """
     check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
-    asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
+    LearningRateSchedule(run.schedule, run.steps)  # lengths that do not fit into the run
+    # Weights that the run begins with bring their vocabulary.
+    own = run.data == "builtin" and run.init_from is None
+    asked = run.build_model_config(run.vocab_size if own else None)
     model = run.largest_model_config(asked)
     facts = Facts("cuda", machine.memory, machine.ranks, bf16=(True, "the GPU computes in bf16"))
     decisions = decide(run, ds_config, model, TrainingState(), facts)
