@@ -97,6 +97,7 @@ The fields of `RunConfig` are the [settings](settings.md).
    :members:
 .. autoclass:: pretrain.IntervalHook
    :members:
+.. autofunction:: pretrain.prepare_measurement
 .. autoclass:: pretrain.Session(**parts)
    :members:
 .. autoclass:: pretrain.TrainingState(**fields)

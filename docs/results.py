@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import linear_regression
+from statistics import linear_regression, mean
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -79,16 +79,39 @@ def tokens(study: str, words: str) -> str:
     """By how many percent more training tokens would change the loss as much; OPTIMIZER FORMULA."""
     optimizer, formula = words.split(" ", 1)
     found = find_contrast(study, formula)
-    mean = found.fits[0].value if found.fits else found.values.mean
-    assert mean is not None
-    return f"{100 * (math.exp(abs(mean / slope(optimizer))) - 1):.0f}"
+    nats = found.fits[0].value if found.fits else found.values.mean
+    return worth(study, f"{optimizer} {nats}")
+
+
+def worth(_: str, words: str) -> str:
+    """As tokens, for a difference in nats; OPTIMIZER DIFFERENCE."""
+    optimizer, nats = words.split()
+    percent = 100 * (math.exp(abs(float(nats) / slope(optimizer))) - 1)
+    return f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
+
+
+def loss_by_tokens(optimizer: str) -> tuple[list[float], list[float]]:
+    """Logarithms of the training tokens, and losses of the recorded runs."""
+    runs = [run for run in view(TOKENS).results if run.planned.definition.levels[0] == optimizer]
+    return [math.log(run.rows[-1]["tokens"]) for run in runs], [run.rows[-1]["val_loss"] for run in runs]
 
 
 def slope(optimizer: str) -> float:
     """How the loss changes with the logarithm of the training tokens, by least squares over recorded runs."""
-    runs = [run for run in view(TOKENS).results if run.planned.definition.levels[0] == optimizer]
-    logarithms = [math.log(run.rows[-1]["tokens"]) for run in runs]
-    return linear_regression(logarithms, [run.rows[-1]["val_loss"] for run in runs]).slope
+    return linear_regression(*loss_by_tokens(optimizer)).slope
+
+
+def doubling(_: str, optimizer: str) -> str:
+    """How twice the training tokens change the loss."""
+    return f"{slope(optimizer) * math.log(2):+.2f}".replace("-", "−")
+
+
+def deviation(_: str, optimizer: str) -> str:
+    """The largest distance of a number of tokens' mean loss from the line."""
+    logarithms, losses = loss_by_tokens(optimizer)
+    line = linear_regression(logarithms, losses)
+    means = {at: mean(y for x, y in zip(logarithms, losses, strict=True) if x == at) for at in logarithms}
+    return f"{max(abs(y - line.intercept - line.slope * x) for x, y in means.items()):.3f}"
 
 
 def seeds(study: str, _: str) -> str:
@@ -112,7 +135,8 @@ def interval(value: float, low: float, high: float) -> str:
 
 
 VALUES: dict[str, Callable[[str, str], str]] = {
-    each.__name__: each for each in (difference, adjusted_p, tokens, seeds, runs, hours)
+    each.__name__: each
+    for each in (difference, adjusted_p, tokens, worth, doubling, deviation, seeds, runs, hours)
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from model.attention import flash_supports
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
+from pretrain.data.sentencepiece_bpe import find_export_obstacle
 from pretrain.engine.layout import weights_are_finite
 from pretrain.metrics.file import FILE_NAME
 from pretrain.plan.context_parallel import describe_forms
@@ -21,14 +21,13 @@ from pretrain.runtime.collective_guard import run_guarded
 from pretrain.runtime.environment import continue_command
 from pretrain.runtime.hardware import describe_device
 from pretrain.runtime.signals import Stopped
-from pretrain.utils.format import human_seconds, log_line
+from pretrain.utils.format import count_of, human_seconds, log_line
 from pretrain.utils.stdio import note_errors
 
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
 
-MODULES = {"convert": "pretrain.convert", "evaluate": "pretrain.evaluation"}
 GRAPH_SECONDS = 10
 """What compiling one graph takes, forward and backward: 9 s of processor time on two CPU cores."""
 FUSED = {"all": "q, k, v; gate, up; LM head and loss", "loss": "LM head and loss", "none": "nothing"}
@@ -86,6 +85,8 @@ def describe_opening(
         *([("context", describe_forms(model, *degrees))] if degrees[0] > 1 else []),
         *(("epochs", line) for line in _epochs(session, verbose)),
     ]
+    if obstacle := find_export_obstacle(session.data.tokenizer):
+        notes = [*notes, f"the run cannot be exported to Hugging Face: tokenizer {obstacle}"]
     last: list[tuple[str, object]] = [("note", note) for note in notes]
     if not verbose:
         last.append(("details", "decisions.json gives the reason for each choice; --verbose prints it"))
@@ -112,7 +113,7 @@ def _describe_compiling(session: Session, verbose: bool) -> str:
     about = human_seconds(GRAPH_SECONDS * (shapes + 2))
     reason = f" ({found.reason})" if verbose else ""
     return (
-        f"yes{reason}: the first step compiles {shapes} block shape{'s' if shapes > 1 else ''}, the final "
+        f"yes{reason}: the first step compiles {count_of(shapes, 'block shape')}, the final "
         f"norm and the loss, which takes about {about} on an idle machine, or some seconds from torch's "
         "cache; the first validation compiles them again"
     )
@@ -160,12 +161,6 @@ def _source(corpus: Corpus) -> str:
     return f"{name}, content {meta.content_hash[:12]}" + (
         f", documents skipped: {skipped}" if skipped else ""
     )
-
-
-def _command(name: str, *arguments: str) -> str:
-    """A line of the shell that starts a command of the project, installed or from a checkout."""
-    program = ["head-schedules", name] if shutil.which("head-schedules") else ["python", "-m", MODULES[name]]
-    return shlex.join([*program, *arguments])
 
 
 def describe_finished(session: Session, arguments: list[str]) -> list[str]:
@@ -219,8 +214,10 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     )
     commands: dict[str, str] = {}
     if session.data.is_text:
-        commands["convert"] = _command("convert", str(run.folder), "--out", f"hf/{run.run_name}")
-        commands["evaluate"] = _command("evaluate", str(run.folder), "--tasks", "hellaswag,piqa")
+        convert = ["convert", str(run.folder), "--out", f"hf/{run.run_name}"]
+        commands["convert"] = shlex.join(["head-schedules", *convert])
+        evaluate = ["evaluate", str(run.folder), "--tasks", "hellaswag,piqa"]
+        commands["evaluate"] = shlex.join(["head-schedules", *evaluate])
     if more := continue_command(arguments, 2 * run.steps):
         commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]

@@ -91,8 +91,8 @@ def _open_training(run: RunConfig, report: Callable[[object], None]) -> RunData:
         if run.tokenizer is not None:
             raise UserError(
                 "tokenizer: the built-in corpus has its own (--vocab_size N); for another: "
-                "head-schedules prepare "
-                f"--dataset builtin --tokenizer {run.tokenizer} --out data/NAME, then --data data/NAME"
+                f"head-schedules prepare --dataset builtin --tokenizer {run.tokenizer} --out data/NAME, "
+                "then --data data/NAME"
             )
         try:
             folder = _builtin(run, report)

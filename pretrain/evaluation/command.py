@@ -146,7 +146,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     scored = [headline(score_step(step)[2]) for step in earlier]
     model, step, results = score_step(options.step)
     scored.append(headline(results))
-    figures = {name: fmean(each[name] for each in scored) for name in scored[-1]}
+    scores = {name: fmean(each[name] for each in scored) for name in scored[-1]}
     if not world.is_main:
         return
     print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
@@ -154,7 +154,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
         print(log_line("note", f"{too_long} and cut on the left"))
     if earlier:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         print(log_line("means", f"of {len(scored)} checkpoints, the table's and those before it: {shown}"))
     where = "evaluation.json" if step is None else f"evaluation/step_{step:06d}.json"
     out = Path(options.out or Path(options.model, where))
@@ -165,7 +165,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "earlier_steps": earlier,
         "tasks": tasks,
         "limit": options.limit,
-        "figures": figures,
+        "scores": scores,
         "results": results["results"],
         "items": results["n-samples"],
         "shots": results["n-shot"],

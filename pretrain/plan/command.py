@@ -2,7 +2,7 @@
 
     head-schedules plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
-takes every flag of pretrain/main.py besides its own. A plan that does not fit is rejected with exit code 2
+takes every flag of a training besides its own. A plan that does not fit is rejected with exit code 2
 and a one-line error that lists what would fit. The plan itself is made in run_plan.py; this file reads flags
 and prints.
 """
@@ -52,7 +52,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
         prog="head-schedules plan",
         allow_abbrev=False,
         description="Memory, communication and time of a run, without running it. Takes every flag of "
-        "pretrain/main.py (its --help lists them) and these:",
+        "head-schedules train (its --help lists them) and these:",
     )
     add = parser.add_argument
     add("--nodes", type=int, default=1, help="machines (1)")
@@ -78,7 +78,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     command = parse_command_line(run_arguments)
     for name in ("plot_lr", "print_config"):
         if getattr(command, name):
-            raise UserError(f"{name}: a plan does not do that; give --{name} to pretrain/main.py")
+            raise UserError(f"{name}: a plan does not do that; give --{name} to head-schedules train")
     return options, command.run, command.ds_config
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,12 +139,14 @@ def suggest_flags(plan: RunPlan) -> list[str]:
             candidates.append((f"--ds_config ds_configs/{name}.json", shipped, t))
     if planned == 1:  # else a smaller micro-batch sends nothing more
         for degree in divisors(plan.machine.ranks // t):
-            if degree > run.context_parallel and _splits(plan.model, degree, t, run.sequence_parallel):
+            if degree > run.context_parallel and _admits(
+                check_context_parallel, plan.model, degree, t, sequence_parallel=run.sequence_parallel
+            ):
                 changed = dataclasses.replace(settings, context_parallel=degree)
                 candidates.append((f"--context_parallel {degree}", changed, t))
     for degree in range(t + 1, plan.machine.ranks + 1):
-        if plan.machine.ranks % (degree * run.context_parallel) == 0 and _divides(
-            plan.model, degree, run.sequence_parallel
+        if plan.machine.ranks % (degree * run.context_parallel) == 0 and _admits(
+            check_tensor_parallel, plan.model, degree, sequence_parallel=run.sequence_parallel
         ):
             wider = dataclasses.replace(run, tensor_parallel=degree)  # "auto" buckets follow the degree
             changed = EngineSettings.from_run(
@@ -174,17 +177,10 @@ def _find_largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int,
     return find_micro_batch(per_rank, plan.model, settings, *sizes) or 0
 
 
-def _splits(model: ModelConfig, degree: int, t: int, sequence_parallel: bool) -> bool:
+def _admits(check: Callable[..., None], *given: Any, sequence_parallel: bool) -> bool:
+    """Whether a check of the model and its degrees raises no UserError."""
     try:
-        check_context_parallel(model, degree, t, sequence_parallel=sequence_parallel)
-    except UserError:
-        return False
-    return True
-
-
-def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:
-    try:
-        check_tensor_parallel(model, degree, sequence_parallel=sequence_parallel)
+        check(*given, sequence_parallel=sequence_parallel)
     except UserError:
         return False
     return True

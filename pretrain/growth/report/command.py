@@ -10,6 +10,7 @@ from model.errors import UserError
 from pretrain.checkpoint.finder import require_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
+from pretrain.utils.env_check import check_installed
 
 
 def build_parser() -> CommandParser:
@@ -45,6 +46,7 @@ def run_growth(arguments: Sequence[str]) -> None:
     quiet_libraries()
     from pretrain.growth.report.contents import write_report
 
+    check_installed("matplotlib")  # it draws when all is measured
     write_report(options.run, options.step, options.sequences, options.out or options.run / "growth")
 
 

@@ -132,7 +132,7 @@ def test_when_nothing_fits(capsys):
         (["--nodes", "3"], r"512 sequences .* 24 data-parallel ranks; valid numbers of ranks are"),
         (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
         (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
-        (["--print_config"], r"print_config: a plan does not do that; give --print_config to pretrain/main"),
+        (["--print_config"], r"print_config: a plan does not do that; give --print_config to head-sch"),
         (["--ds_config", "none.json"], r"ds_config: cannot read 'none.json'"),
     ],
 )
