@@ -60,6 +60,7 @@ def check_start(run: RunConfig) -> None:
         run.micro_batch,
         run.build_model_config().context_length,
         launch.size // (run.tensor_parallel * run.context_parallel),
+        run.context_parallel if run.task == "language" else None,
     )
     if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
         from pretrain.evaluation.checks import check_evaluation

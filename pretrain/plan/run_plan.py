@@ -18,8 +18,10 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
+from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.plan.memory import MemoryPlan, memory_plan
 from pretrain.plan.micro_batch import find_micro_batch, usable_memory
+from pretrain.plan.speed import Rates, Work, count_work
 from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Facts, decide
 
@@ -64,8 +66,12 @@ class RunPlan:
     batch: BatchPlan
     memory: MemoryPlan
     traffic: Traffic
+    work: Work
+    """What a rank computes in a step."""
     mfu: float | None
     """Share of the GPUs' peak that such a run was measured to reach."""
+    rates: Rates | None = None
+    """What one GPU does, from which the time is predicted where there is no *mfu*."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -79,10 +85,19 @@ class RunPlan:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Seconds per step at *mfu* of the GPUs' peak; None where one of them is not known."""
-        if self.machine.peak is None or self.mfu is None:
+        """Seconds per step at *mfu* of the GPUs' peak, or by their rates; None where neither is known."""
+        if self.mfu is not None and self.machine.peak is not None:
+            return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
+        if self.rates is not None and self.mfu is None:
+            return self.work.seconds(self.rates, self.model.d_model)
+        return None
+
+    @property
+    def predicted_mfu(self) -> float | None:
+        """Share of the GPUs' peak that seconds_per_step is."""
+        if self.seconds_per_step is None or self.machine.peak is None:
             return None
-        return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
+        return self.flops_per_step / (self.seconds_per_step * self.machine.peak * self.machine.ranks)
 
     @property
     def fits(self) -> bool:
@@ -98,7 +113,10 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         UserError: for what the trainer would reject: sizes that do not divide, contradicting settings.
     """
     check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
-    asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
+    LearningRateSchedule(run.schedule, run.steps)  # lengths that do not fit into the run
+    # Weights that the run begins with bring their vocabulary.
+    own = run.data == "builtin" and run.init_from is None
+    asked = run.build_model_config(run.vocab_size if own else None)
     model = run.largest_model_config(asked)
     facts = Facts("cuda", machine.memory, machine.ranks, bf16=(True, "the GPU computes in bf16"))
     decisions = decide(run, ds_config, model, TrainingState(), facts)
@@ -113,6 +131,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         batch=batch,
         memory=memory_plan(model, settings, *sizes),
         traffic=traffic(model, settings, *sizes),
+        work=count_work(model, settings, batch, run.tensor_parallel, compiled=decisions.compile.value),
         mfu=mfu,
     )
 

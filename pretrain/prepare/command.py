@@ -87,8 +87,8 @@ class PrepareOptions:
     """keep the first of documents with equal text only"""
     max_tokens: int | None = None
     """stop before the document that would exceed so many tokens in all"""
-    processes: PositiveInt = len(os.sched_getaffinity(0))
-    """processes that tokenize, by default the cores; the output does not depend on it"""
+    processes: PositiveInt | None = None
+    """processes that tokenize (default: as many as cores); the output does not depend on it"""
     shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] | None = None
     """do share I of N only, given as I/N (0 ≤ I < N); the share that is done last makes the folder"""
 
@@ -166,8 +166,9 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
         if fraction is None and isinstance(source, HubDataset) and not source.local:
             selection = replace(selection, validation_fraction=HUB_VALIDATION_FRACTION)
         lossy = options.lossy_tokenizer
+        processes = options.processes or len(os.sched_getaffinity(0))
         preparation = Preparation(
-            source, out, tokenizer, selection, print_lines, options.processes, lossy_tokenizer=lossy
+            source, out, tokenizer, selection, print_lines, processes, lossy_tokenizer=lossy
         )
         if options.shard is None:
             return preparation.make()

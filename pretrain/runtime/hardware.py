@@ -70,7 +70,7 @@ def detect_device() -> torch.device:
     if local_rank >= count:
         raise UserError(
             f"LOCAL_RANK: {local_rank} is not valid with {count} visible GPUs; start {count} ranks on a node "
-            f"(deepspeed --num_gpus {count}, sbatch --ntasks-per-node={count})"
+            f"(deepspeed --num_accelerators {count}, sbatch --ntasks-per-node={count})"
         )
     return torch.device("cuda", local_rank)
 
