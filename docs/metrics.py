@@ -272,5 +272,5 @@ def metrics_page() -> str:
 
 
 def _table(fields: list[Field]) -> list[str]:
-    rows = [f"| `{each.name}` | {each.value} | {each.when} | {each.meaning} |" for each in fields]
-    return ["| field | value | appears in | meaning |", "|---|---|---|---|", *rows]
+    rows = [f"| `{each.name}` | {each.meaning} | {each.value} | {each.when} |" for each in fields]
+    return ["| field | meaning | value | appears in |", "|---|---|---|---|", *rows]

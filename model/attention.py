@@ -18,6 +18,7 @@ from model.config import ModelConfig
 from model.context import ContextExchange
 from model.documents import has_varlen_kernel, select_rows, varlen_attention
 from model.exchange import Form, HeadExchange, Span
+from model.kernels import flash_supports
 from model.linears import column_linear, enter_columns, fused_columns, row_linear
 from model.norms import head_norm
 from model.process_grid import ProcessGrid
@@ -378,11 +379,6 @@ def block_mask(
         moved = torch.zeros(distance.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         mask = moved.unfold(0, keys, 1)
         return mask.contiguous() if mask.is_cuda else mask
-
-
-def flash_supports(element_bytes: int, head_dim: int) -> bool:
-    """Whether a GPU's flash kernel takes heads of that dtype and size, if there is no mask."""
-    return element_bytes == 2 and head_dim <= 256
 
 
 def visibility_mask(queries: Span, keys: Span, window: int | None, device: torch.device) -> Tensor:

@@ -1,8 +1,8 @@
 """``head-schedules presets``: list the model presets; show, draw or print one; how tensor parallelism
 spreads it.
 
-head-schedules presets                                          # all
-head-schedules presets prism-124m --plot heads.png                     # draw a head schedule
+head-schedules presets                                              # all
+head-schedules presets prism-124m --plot heads.png                  # draw a head schedule
 head-schedules presets exchange --model prism-124m --tensor_parallel 4      # what is exchanged, by layer
 head-schedules presets context --model prism-124m --context_parallel 2 4 8      # and by context ranks
 """

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.attention import flash_supports
+import torch
+
+from model.documents import varlen_head_dim
 from model.errors import UserError
+from model.kernels import GpuKernel, gpu_kernel
 from pretrain.data.corpus import Corpus
 from pretrain.data.sentencepiece_bpe import find_export_obstacle
 from pretrain.engine.layout import weights_are_finite
@@ -129,13 +132,24 @@ def _describe_fused(session: Session) -> str:
 
 
 def _attention_line(session: Session) -> str:
-    """How attention is computed; in bf16 on a GPU also which heads are too wide for its fastest kernel."""
-    decisions, model = session.decisions, session.model_config
-    dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
-    wide = ", ".join(str(dim) for dim in sorted(dims) if not flash_supports(2, dim))
-    if session.world.device.type == "cuda" and decisions.bf16 and wide:
-        return f"{decisions.attention.value}, without flash for head dim {wide}"
-    return decisions.attention.value
+    """How attention is computed; on a GPU also which heads its fastest kernels do not take."""
+    decisions, model, device = session.decisions, session.model_config, session.world.device
+    text: str = decisions.attention.value
+    if device.type != "cuda" or text != "torch":
+        return text
+    capability, element = torch.cuda.get_device_capability(device), 2 if decisions.bf16 else 4
+    dims: dict[GpuKernel, set[int]] = {"memory-efficient": set(), "math": set(), "flash": set()}
+    for layer in model.attention_layers:
+        window, dim = model.layer_window(layer), model.layer_head_dim(layer)
+        masked = window is not None and window < model.context_length
+        if session.run.document_mask:  # flash takes offsets and windows
+            masked = element != 2 or not varlen_head_dim(dim, capability)
+        dims[gpu_kernel(element, dim, masked, capability)].add(dim)
+    slower = dims["memory-efficient"] if decisions.bf16 else set()
+    for note, found in (("without flash", slower), ("all logits in memory", dims["math"])):
+        if found:
+            text += f", {note} for head dim {', '.join(map(str, sorted(found)))}"
+    return text
 
 
 def _epochs(session: Session, verbose: bool) -> list[str]:

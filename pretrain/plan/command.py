@@ -61,6 +61,11 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     add("--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's")
     add("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
     add("--mfu", type=float, help="share of the peak that such a run was measured to reach; gives the time")
+    add(
+        "--rates",
+        metavar="FILE",
+        help="what a GPU was measured to do (benchmarks/rates.py); predicts the time",
+    )
     add("--compare", action="store_true", help="compare ZeRO stages and tensor-parallel degrees in a table")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
     options, run_arguments = parser.parse_known_args(list(arguments))
@@ -75,6 +80,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
             "--peak_tflops"
         )
+    if options.mfu is not None and options.rates is not None:
+        raise UserError("rates: give --rates or --mfu, not both")
     command = parse_command_line(run_arguments)
     for name in ("plot_lr", "print_config"):
         if getattr(command, name):
@@ -96,6 +103,7 @@ def run_plan(arguments: list[str]) -> None:
     from pretrain.plan.report import describe, to_json
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
     from pretrain.plan.saved_run import check_continues
+    from pretrain.plan.speed import assumed_rates, read_rates
     from pretrain.runtime.hardware import data_sheet_peak
 
     gpu, memory = GPUS[options.gpu]
@@ -110,7 +118,13 @@ def run_plan(arguments: list[str]) -> None:
     peak = data_sheet_peak(gpu, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:
         peak = options.peak_tflops * 1e12
-    plan = dataclasses.replace(plan, machine=dataclasses.replace(plan.machine, peak=peak))
+    rates = None
+    if plan.settings.bf16:
+        rates = read_rates(options.rates) if options.rates else peak and assumed_rates(options.gpu, peak)
+    elif options.rates:
+        raise UserError("rates: they are those of bf16, and the run's precision is fp32; leave --rates out")
+    machine = dataclasses.replace(plan.machine, peak=peak)
+    plan = dataclasses.replace(plan, machine=machine, rates=rates or None)
     if options.json:
         print(json.dumps(to_json(plan), indent=2))
     else:

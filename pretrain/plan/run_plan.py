@@ -21,6 +21,7 @@ from pretrain.engine.ds_config import EngineSettings
 from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.plan.memory import MemoryPlan, memory_plan
 from pretrain.plan.micro_batch import find_micro_batch, usable_memory
+from pretrain.plan.speed import Rates, Work, count_work
 from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Facts, decide
 
@@ -65,8 +66,12 @@ class RunPlan:
     batch: BatchPlan
     memory: MemoryPlan
     traffic: Traffic
+    work: Work
+    """What a rank computes in a step."""
     mfu: float | None
     """Share of the GPUs' peak that such a run was measured to reach."""
+    rates: Rates | None = None
+    """What one GPU does, from which the time is predicted where there is no *mfu*."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -80,10 +85,19 @@ class RunPlan:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Seconds per step at *mfu* of the GPUs' peak; None where one of them is not known."""
-        if self.machine.peak is None or self.mfu is None:
+        """Seconds per step at *mfu* of the GPUs' peak, or by their rates; None where neither is known."""
+        if self.mfu is not None and self.machine.peak is not None:
+            return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
+        if self.rates is not None and self.mfu is None:
+            return self.work.seconds(self.rates, self.model.d_model)
+        return None
+
+    @property
+    def predicted_mfu(self) -> float | None:
+        """Share of the GPUs' peak that seconds_per_step is."""
+        if self.seconds_per_step is None or self.machine.peak is None:
             return None
-        return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
+        return self.flops_per_step / (self.seconds_per_step * self.machine.peak * self.machine.ranks)
 
     @property
     def fits(self) -> bool:
@@ -117,6 +131,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         batch=batch,
         memory=memory_plan(model, settings, *sizes),
         traffic=traffic(model, settings, *sizes),
+        work=count_work(model, settings, batch, run.tensor_parallel, compiled=decisions.compile.value),
         mfu=mfu,
     )
 

@@ -67,15 +67,16 @@ def test_fp32_has_no_known_peak(capsys):
     assert figures(capsys, "--precision", "fp32", "--peak_tflops", "60", "--mfu", "0.4")["seconds"] > 0
 
 
-def test_time_needs_a_measured_mfu(capsys):
+def test_time_needs_a_measured_mfu_in_fp32(capsys):
     """The smallest step has a time of more than zero; without --mfu it is that of assumed values."""
     tiny = ["--model", "prism-nano", "--global_batch_tokens", "256", "--ds_config", "ds_configs/zero2.json"]
-    for mfu in ([], ["--mfu", "0.4"]):
-        assert main([*tiny, *mfu]) == 0
+    for more in ([], ["--mfu", "0.4"], ["--precision", "fp32", "--peak_tflops", "60"]):
+        assert main([*tiny, *more]) == 0
         text = capsys.readouterr().out
         found = re.search(r"time     (\S+) s a step", text)
         assert float(found[1]) > 0 if found else " hours at 0.3, " in text and "give --mfu" in text
-        assert bool(found) == bool(mfu)
+        assert bool(found) == ("fp32" not in more)
+        assert ("predicted from counted work and assumed" in text) == (not more)
 
 
 def test_stages_and_degrees_are_compared(capsys):
