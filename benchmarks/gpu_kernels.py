@@ -1,6 +1,6 @@
 """The kernels that torch.compile writes for an H100, counted and compiled to machine code without a GPU.
 
-    pip install triton==3.7.1        # into an environment of your own; torch's CPU build comes without it
+    pip install triton==3.7.1        # into a separate environment; torch's CPU build comes without it
     python benchmarks/gpu_kernels.py prism-124m [--micro_batch 16] [--context 1024] [--compile]
 
 One training step, forward and backward, runs on fake tensors in bf16 with --fused all, its blocks compiled as
