@@ -17,6 +17,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
+from pretrain.plan.corpora import PlannedCorpus, find_corpora, model_fields
 from pretrain.plan.memory import MemoryPlan, memory_plan
 from pretrain.plan.micro_batch import find_micro_batch, usable_memory
 from pretrain.plan.traffic import Traffic, traffic
@@ -65,6 +66,8 @@ class RunPlan:
     traffic: Traffic
     mfu: float | None
     """Share of the GPUs' peak that such a run was measured to reach."""
+    corpora: list[PlannedCorpus] | None
+    """What the run reads; None where it is not on this machine."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -97,7 +100,8 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         UserError: for what the trainer would reject: sizes that do not divide, contradicting settings.
     """
     check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
-    asked = run.build_model_config(run.vocab_size if run.data == "builtin" else None)
+    corpora = find_corpora(run)
+    asked = run.build_model_config(**model_fields(run, corpora))
     model = run.largest_model_config(asked)
     facts = Facts("cuda", machine.memory, machine.ranks, bf16=(True, "the GPU computes in bf16"))
     decisions = decide(run, ds_config, model, TrainingState(), facts)
@@ -113,6 +117,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         memory=memory_plan(model, settings, *sizes),
         traffic=traffic(model, settings, *sizes),
         mfu=mfu,
+        corpora=corpora,
     )
 
 
