@@ -85,15 +85,15 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=WORLDS)
     parser.add_argument("--folder", help="for runs and exports, a few GB (default: a temporary one)")
     options = parser.parse_args()
-    figures: dict[str, dict[str, int]] = {}
+    results: dict[str, dict[str, int]] = {}
     print("| checkpoint | weights, MB | own memory, MB | ratio | with mapped files, MB | ratio |")
     print("|---|---:|---:|---:|---:|---:|")
     for name in options.worlds:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             run = train(WORLDS[name], name, Path(folder), options)
             found = measure(run, WORLDS[name], Path(folder) / "hf")
-        figures[name] = found
-        write(options.out, figures)
+        results[name] = found
+        write(options.out, results)
         weights, own, resident = (found[key] for key in ("weights", "own", "resident"))
         print(
             f"| {WORLDS[name].words} | {weights / 1e6:,.0f} | {own / 1e6:,.0f} | {own / weights:.2f} | "

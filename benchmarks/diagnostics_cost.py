@@ -22,7 +22,7 @@ from pretrain.diagnostics.in_loop import Diagnostics  # noqa: E402
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = parser_of(__doc__, MAIN_FLAGS)
     parser.add_argument("--rounds", type=int, default=5)
     options, flags = parser.parse_known_args()

@@ -33,12 +33,13 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 done=done shapes="124m 354m 757m" stages="1 2 3" rounds=2 more_rounds=3 vocabulary=50257 device=cuda
 wide=() head=(--dtype bf16 --tokens 16384 --vocabulary 50304 --width 768)
-memory=(--data_parallel 1)
+memory=(--data_parallel 1) rates=()
 large=(--model prism-124m --micro_batch 16 --precisions bf16 --data_parallel 1)
 if [ -n "${REHEARSE-}" ]; then
     done=rehearsed shapes=rehearsal stages=2 rounds=1 more_rounds=1 vocabulary=512 device=cpu
     head=(--dtype bf16 --tokens 64 --vocabulary 512 --width 48)
     wide=(--width 48 --batch 2 --length 64 --head_dims 8 24)
+    rates=(--device cpu --widths 48 --batch 2 --length 64 --head_dims 8 24 --megabytes 1)
     memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
     large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
 fi
@@ -99,6 +100,7 @@ parts() { # in order of value
     tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu
     part corpus "$trainer" "$python" -c "import sys; from pretrain.prepare.builtin import prepare_builtin
 print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
+    part rates "$trainer" "$python" benchmarks/rates.py "${rates[@]}" --out "$out/rates.json"
     # shellcheck disable=SC2086 - a list of contenders
     speed "speed-$first" "$first" "$rounds" ours ours-compiled $peers products
     speed "schedules-$first" "$first" "$more_rounds" uniform prism config7

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pretrain.config.command_line import CommandLine
 
 ROOT = Path(__file__).resolve().parents[1]
-MAIN_FLAGS = "Flags of pretrain/main.py may follow (python pretrain/main.py --help)."
+MAIN_FLAGS = "Flags of a training may follow (head-schedules train --help)."
 """Under the help of benchmarks that hand on what they do not know."""
 
 
@@ -37,7 +37,7 @@ def parser_of(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--out", metavar="FILE.json", help="write all figures as JSON, too")
+    parser.add_argument("--out", metavar="FILE.json", help="write all results as JSON, too")
     return parser
 
 
@@ -56,13 +56,13 @@ def command_line_of(*flags: str) -> CommandLine:
     return parse_command_line([*([] if named else ["--config", "micro"]), *flags])
 
 
-def write(out: str | None, figures: Any) -> None:
-    """Write *figures* to *out*, if one was given; whole or not at all, since a benchmark may be cut off."""
+def write(out: str | None, results: Any) -> None:
+    """Write *results* to *out*, if one was given; whole or not at all, since a benchmark may be cut off."""
     if out is None:
         return
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(figures, indent=1) + "\n")
+    write_atomically(path, json.dumps(results, indent=1) + "\n")
 
 
 def say(line: str) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     options = parser_of(__doc__).parse_args()
     os.environ.setdefault("LOCAL_RANK", "0")
     device = detect_device()
-    figures = {
+    results = {
         "device": describe_device(device),
         "devices": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
@@ -47,9 +47,9 @@ def main() -> None:
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
     }
-    for name, value in figures.items():
+    for name, value in results.items():
         print(f"{name}: {'not installed' if value is None and name in PACKAGES else value}")
-    write(options.out, figures)
+    write(options.out, results)
 
 
 if __name__ == "__main__":

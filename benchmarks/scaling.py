@@ -224,14 +224,14 @@ def main() -> None:
                 parser.error(
                     f"tokens: {options.tokens} is not valid for {name} {key}; give a multiple of {least}"
                 )
-    figures: dict[str, Any] = {"options": vars(options), "sweeps": {}}
+    results: dict[str, Any] = {"options": vars(options), "sweeps": {}}
     for name, points in asked.items():
         try:
             rows = measure(name, points, options)
         except throughput.Failed as error:
             raise SystemExit(f"{name}: {error}") from None
-        figures["sweeps"][name] = rows
-        write(options.out, figures)  # after every sweep: what is cut off later has these
+        results["sweeps"][name] = rows
+        write(options.out, results)  # after every sweep: what is cut off later has these
         print("\n".join(table(name, rows)), flush=True)
         rates = {row["point"]: row["tokens_per_second"] for row in rows}
         if {"1x2", "tp2"} <= rates.keys():

@@ -80,11 +80,11 @@ def speedrun(arguments: list[str]) -> int:
         if code := run_study(study):
             return code
     view = build_view(study, load_results(study))
-    figures = read(view, targets_of(view, target))
-    print("\n".join(lines(figures, target)))
-    write(options.out, encode(figures))
+    results = read(view, targets_of(view, target))
+    print("\n".join(lines(results, target)))
+    write(options.out, encode(results))
     if options.plot:
-        draw(figures, options.plot)
+        draw(results, options.plot)
         say(f"wrote {options.plot}")
     return 0
 
@@ -202,7 +202,7 @@ def cost(run: RunResult, loss: str, target: float) -> dict[str, float] | None:
 
 
 def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
-    """Every figure, as written to --out; what is not known or not reached is None."""
+    """Every value, as written to --out; what is not known or not reached is None."""
     recipes: dict[str, Any] = {}
     loss = "val_bpb" if view.measure == "val_bpb" else "val_loss"
     base: dict[str, Sample] = {}
@@ -226,9 +226,9 @@ def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
     return {"loss": loss, "targets": dict(targets), "notes": view.caveats, "recipes": recipes}
 
 
-def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:
+def lines(results: Mapping[str, Any], target: float | str) -> list[str]:
     """The target, the table, and every run that did not reach the target."""
-    recipes, losses = figures["recipes"], sorted(set(figures["targets"].values()))
+    recipes, losses = results["recipes"], sorted(set(results["targets"].values()))
     first = next(iter(recipes))
     meant = {"mean": f": the mean final loss of {first}", "own": f": the final losses of {first}, by seed"}
     shown_losses = " to ".join(f"{loss:.4f}" for loss in dict.fromkeys((losses[0], losses[-1])))
@@ -240,7 +240,7 @@ def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:
             against, pairs = _against(found[key]) if name != first else ("", "")
             count = f"{found[key]['count']}/{len(found['runs'])}"
             rows.append((key.replace("_", " "), name, count, number, against, pairs))
-    told = [f"note     {note}" for note in figures["notes"]]
+    told = [f"note     {note}" for note in results["notes"]]
     for name, found in recipes.items():
         for seed, run in found["runs"].items():
             curve, what = run["validations"], f"{name}, seed {seed}:"
@@ -252,7 +252,7 @@ def lines(figures: Mapping[str, Any], target: float | str) -> list[str]:
                 )
             elif run["tokens"] == curve[0][0]:
                 told.append(f"early    {what} reached by its first validation, perhaps before")
-    head = f"target   {figures['loss']} {shown_losses}{meant.get(str(target), '')}"
+    head = f"target   {results['loss']} {shown_losses}{meant.get(str(target), '')}"
     return [head, *align_columns(rows, {0, 1, 4}), *told]
 
 
@@ -274,18 +274,18 @@ def _against(found: Mapping[str, Any]) -> tuple[str, str]:
     return f"{'x ' if is_ratio else ''}{mean}{between}", str(len(compared["values"]))
 
 
-def draw(figures: Mapping[str, Any], path: Path) -> None:
+def draw(results: Mapping[str, Any], path: Path) -> None:
     """Draw the validation loss of every run against tokens and against seconds, and the targets."""
     with save_figure(path, "plot", 1, 2, size=(11, 4.5), dpi=120, sharey=True) as (_, axes):
-        for index, (name, found) in enumerate(figures["recipes"].items()):
+        for index, (name, found) in enumerate(results["recipes"].items()):
             for number, run in enumerate(found["runs"].values()):
                 *places, losses = zip(*run["validations"], strict=True)
                 for axis, place in zip(axes, places, strict=True):
                     axis.plot(place, losses, f"C{index}.-", linewidth=1, label="" if number else name)
         for axis in axes:
-            for target in set(figures["targets"].values()):
+            for target in set(results["targets"].values()):
                 axis.axhline(target, color="grey", linestyle="--", linewidth=0.8)
-        axes[0].set(xlabel="tokens", ylabel=figures["loss"])
+        axes[0].set(xlabel="tokens", ylabel=results["loss"])
         axes[1].set(xlabel="seconds of training")
         axes[0].legend()
         count_axis(axes[0].xaxis)

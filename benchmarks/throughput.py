@@ -353,7 +353,7 @@ def main() -> None:
                 f"contenders: {name} is not valid with --shape {options.shape}; valid: {', '.join(have)}"
             )
     for results, limit, failed in measure(options, shape, names):
-        figures = {
+        output = {
             "shape": options.shape,
             "precision": options.precision,
             "limit_flops": limit,
@@ -361,7 +361,7 @@ def main() -> None:
             "results": {name: dataclasses.asdict(result) for name, result in results.items()},
             "failed": sorted(failed),
         }
-        write(options.out, figures)  # after every round: what is cut off later has these
+        write(options.out, output)  # after every round: what is cut off later has these
     print("\n".join(table(results, limit)))
     if limit:
         print(f"\nBare matrix products in the model's shapes: {limit / 1e9:,.1f} GFLOP/s, the best of all.")

@@ -28,9 +28,9 @@ Request = dict[str, Any]
 LEARNING_RATE, BETAS, WEIGHT_DECAY, CLIPPING = 3e-4, (0.9, 0.95), 0.1, 1.0
 
 
-def answer(**figures: Any) -> None:
+def answer(**results: Any) -> None:
     """Print a line that the parent waits for."""
-    print(json.dumps({"throughput": figures}), flush=True)
+    print(json.dumps({"throughput": results}), flush=True)
 
 
 class Turns:

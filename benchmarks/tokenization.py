@@ -1,4 +1,4 @@
-"""Tokenizing a corpus: ``python -m pretrain.prepare`` next to a plain loop and to ``datasets.map``.
+"""Tokenizing a corpus: ``head-schedules prepare`` next to a plain loop and to ``datasets.map``.
 
     python benchmarks/tokenization.py --tokenizer gpt2    # seven minutes; writes benchmarks/tokenization.md
 
@@ -149,8 +149,8 @@ def throughput(
     for name, values in seconds.items():
         listed = ", ".join(f"{value:.1f}" for value in values)
         cpu = min(busy[name]) if name in busy else None
-        figures = f"{cpu:.1f} | {size / 1e6 / cpu:.2f}" if cpu else "|"
-        lines.append(f"| {name} | {listed} | {size / 1e6 / min(values):.2f} | {figures} |")
+        cells = f"{cpu:.1f} | {size / 1e6 / cpu:.2f}" if cpu else "|"
+        lines.append(f"| {name} | {listed} | {size / 1e6 / min(values):.2f} | {cells} |")
     others = min(min(values) for name, values in seconds.items() if not name.startswith(OURS))
     ours = min(min(values) for name, values in seconds.items() if name.startswith(OURS))
     lines += ["", f"`{OURS}` is {others / ours:.2f} times as fast as the fastest of the others."]
@@ -183,8 +183,8 @@ def memory(tokenizer: Tokenizer, megabytes: float, processes: int) -> tuple[list
         largests.append(largest)
         quarters = [totals[len(totals) * i // 4 : len(totals) * (i + 1) // 4] for i in range(4)]
         by_time = ", ".join(f"{statistics.median(quarter) / 2**20:.0f}" for quarter in quarters)
-        figures = " | ".join(f"{n / 2**20:.0f} MiB" for n in (medians[-1], max(totals), largest))
-        lines.append(f"| {size / 1e6:.0f} MB | {figures} | {by_time} MiB |")
+        cells = " | ".join(f"{n / 2**20:.0f} MiB" for n in (medians[-1], max(totals), largest))
+        lines.append(f"| {size / 1e6:.0f} MB | {cells} | {by_time} MiB |")
     growth = [after / before for before, after in (medians, largests)]
     verdict = (
         f"Ten times the text takes {growth[0]:.2f} times the memory in the median, and {growth[1]:.2f} times "

@@ -40,10 +40,8 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
-    "sphinxcontrib.mermaid",
 ]
 myst_enable_extensions = ["colon_fence"]
-myst_fence_as_directive = ["mermaid"]
 include_patterns = [
     "README.md",
     "CONTRIBUTING.md",
@@ -52,91 +50,103 @@ include_patterns = [
     "docs/**.md",
     "examples/README.md",
     "benchmarks/tokenization.md",
+    "results/*.md",
 ]
 root_doc = "docs/index"
 html_theme = "furo"
 html_title = f"head-schedules {release}"  # on every page, so that readers see what it is about
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+html_use_index = False  # the search finds what it would list
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # text is output
 highlight_language = "none"
 myst_heading_anchors = 3
 autodoc_typehints = "signature"
-autodoc_type_aliases = {"NonNegativeInt": "int", "NonNegativeFloat": "float"}  # without their ranges
+napoleon_numpy_docstring = False
+autodoc_type_aliases = {"NonNegativeInt": "int", "NonNegativeFloat": "float", "ReadableSettings": "dict"}
 maximum_signature_line_length = 80
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
 CONTENTS = {
     "Start": [
-        "docs/tutorial",
-        "docs/tutorial_study",
-        "docs/tutorial_slurm",
+        "Tutorial: your own model <docs/tutorial>",
+        "Tutorial: a study <docs/tutorial_study>",
+        "Tutorial: SLURM <docs/tutorial_slurm>",
         "docs/configuration",
+        "docs/data",
+        "docs/troubleshooting",
+    ],
+    "Models and training": [
+        "Heads and widths by layer <docs/allocation>",
+        "docs/learning_rates",
+        "docs/muon",
+        "Growing and pruning heads <docs/growth>",
+        "docs/classification",
+        "docs/checkpoints",
+        "Hugging Face <docs/huggingface>",
         "examples/README",
     ],
-    "How to": [
-        "docs/data",
-        "docs/checkpoints",
-        "docs/cluster",
-        "docs/huggingface",
-        "docs/studies",
+    "Studies and measurements": [
+        "Studies <docs/studies>",
         "docs/diagnostics",
-        "docs/classification",
-        "docs/troubleshooting",
-        "docs/adding_an_architecture",
+        "docs/numbers",
+        "docs/results",
+    ],
+    "Many GPUs": [
+        "Planning a run <docs/memory>",
+        "docs/cluster",
+        "docs/tensor_parallelism",
+        "docs/context_parallelism",
+        "docs/performance",
     ],
     "Reference": [
         "docs/reference/settings",
         "docs/reference/commands",
-        "docs/reference/flags",
         "docs/reference/library",
         "docs/reference/metrics",
         "docs/reference/hardware",
-        "docs/numbers",
+        "docs/reference/flags",
         "docs/glossary",
     ],
-    "Explanations": [
-        "docs/how_resuming",
-        "docs/how_tensor_parallelism",
-        "docs/tensor_parallelism",
-        "docs/context_parallelism",
-        "docs/learning_rates",
-        "docs/allocation",
-        "docs/muon",
-        "docs/growth",
-        "docs/memory",
-        "docs/performance",
+    "How it works": [
         "docs/architecture",
+        "docs/how_resuming",
+        "Tensor parallelism of any head count <docs/how_tensor_parallelism>",
         "docs/decisions",
+        "docs/adding_an_architecture",
     ],
-    "Results": ["docs/results"],
     "Project": [
         "docs/README",
         "Readme <README>",
         "CONTRIBUTING",
         "AGENTS",
         "CHANGELOG",
-        "benchmarks/tokenization",
+        "Benchmark: tokenization <benchmarks/tokenization>",
     ],
 }
 FILE_AS_TEXT = re.compile(r"\[[\w./-]+\.md\](\([\w./-]+\.md(?:#[\w-]+)?\))")
 
 
 def _toctree(caption: str, pages: list[str]) -> str:
-    entries = [re.sub(r"(<|^)(?=[\w/]+>?$)", r"\1/", page) for page in pages]
+    entries = [re.sub(r"(<|^)(?=[\w/-]+>?$)", r"\1/", page) for page in pages]
     return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```"])
 
 
 def _change_source(app: Any, name: str, source: list[str]) -> None:
     """Add tables of contents, and give links whose text is the name of a file the title of its page.
 
-    The log is reached from the results and by search: it is in no other list than its own.
+    The log is reached from the results and by search: it is in no list but its own, to which its pages lead
+    back.
     """
     source[0] = FILE_AS_TEXT.sub(r"[]\1", source[0])
     if name == root_doc:
         source[0] += "".join(_toctree(caption, pages) for caption, pages in CONTENTS.items())
+    if name == "docs/results":
+        source[0] += _toctree("Studies", sorted(f"results/{path.stem}" for path in ROOT.glob("results/*.md")))
+    if name.startswith("docs/log/") and name != "docs/log/README":
+        source[0] += "\n\n[All pages of the log](README.md)\n"
     if name == "docs/log/README":
         entries = sorted(path.stem for path in (ROOT / "docs/log").glob("*.md") if path.stem != "README")
         source[0] = "---\norphan: true\n---\n" + source[0]

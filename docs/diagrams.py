@@ -1,17 +1,49 @@
-"""Draws the diagrams of the pages that explain how resuming and tensor parallelism work.
+"""Draws schedules.svg of the README, and the diagrams of the packages, of resuming and of tensor parallelism.
 
-python docs/diagrams.py             # writes docs/pictures/resuming.svg and docs/pictures/exchange.svg
+python docs/diagrams.py       # writes schedules, packages, resuming and exchange.svg to docs/pictures/
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from model import preset  # noqa: E402
 
 PICTURES = Path(__file__).parent / "pictures"
 COLOURS = ("#4477aa", "#ee8866", "#44aa77", "#aa6699")  # four that remain distinct for the colour-blind
 EMPTY = "#dddddd"
+PURPOSES = {
+    "cli": "the command head-schedules",
+    "main": "deepspeed pretrain/main.py",
+    "study": "variants compared over seeds",
+    "library": "train() and recipe()",
+    "assembly": "opens a run",
+    "report": "first and last lines of a run",
+    "trainer": "the loop",
+    "evaluation": "scores of lm-eval",
+    "diagnostics": "measurements by layer",
+    "plots": "curves of runs",
+    "plan.command": "head-schedules plan",
+    "prepare.command": "head-schedules prepare",
+    "classification": "classes in place of tokens",
+    "run": "decisions, session, hooks, run folder, saved runs",
+    "prepare.builtin": "the built-in corpus",
+    "plan.micro_batch": "the automatic micro-batch",
+    "engine": "DeepSpeed around the model",
+    "optim": "groups, learning rates, spikes",
+    "runtime": "ranks, signals, watchdog",
+    "config": "settings",
+    "utils": "files, formats",
+    "model": "the network alone",
+}
+"""What the packages are for; rows of three and more have no room for it."""
 
 
 def text(x: float, y: float, words: str, more: str = "") -> str:
@@ -54,6 +86,54 @@ def runs(keys: Sequence[object]) -> Iterator[tuple[int, int]]:
         length = len(list(equal))
         yield start, length
         start += length
+
+
+def draw_schedules() -> None:
+    """Heads and FFN width of the layers of four models with equally many parameters."""
+    uniform = preset("uniform-124m")
+    openelm = {
+        "heads": "openelm(12, layers=12, end=1.0)",
+        "head_dim": [64] * 12,
+        "ffn_width": "openelm(2048)",
+    }
+    models = {
+        "uniform": uniform,
+        "wide heads first": preset("prism-124m"),
+        "wide FFNs first": uniform.replace(ffn_width="tapered(2048)"),
+        "wider with depth": uniform.replace(**openelm),
+    }
+    (size,) = {config.num_parameters() for config in models.values()}
+    unit, middle, parts = 11, 152, []
+    for number, (title, config) in enumerate(models.items()):
+        left = 20 + 176 * number
+        parts.append(text(left, 28, title, 'font-weight="bold" font-size="16"'))
+        for layer, heads in enumerate(config.heads):
+            x, height = left + (unit + 2) * layer, config.layer_head_dim(layer) / 10
+            for head in range(heads):
+                parts.append(box(x, middle - height * (head + 1), unit, height, COLOURS[0]))
+            parts.append(box(x, middle + 5, unit, config.layer_ffn_width(layer) / 40, COLOURS[1]))
+    legend = {20: (COLOURS[0], "attention head"), 170: (COLOURS[1], "FFN width")}
+    for x, (colour, label) in legend.items():
+        parts += [box(x, 272, 16, 16, colour), text(x + 23, 285, label, 'font-size="15"')]
+    note = f"12 layers from left to right, {size / 1e6:.1f}M parameters each"
+    parts.append(text(290, 285, note, 'font-size="15"'))
+    save("schedules", 724, 304, "Attention heads and feed-forward width by layer of four models", parts)
+
+
+def draw_packages() -> None:
+    """The layers of packages that pyproject.toml allows; each imports only those below it."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    parts, width, height = [], 700, 25
+    for row, names in enumerate([layer.replace("pretrain.", "").split(" | ") for layer in layers]):
+        share, y = width / len(names), 10 + height * row
+        for column, name in enumerate(names):
+            x = 10 + share * column
+            parts.append(box(x, y, share, height, "#dce6f0"))
+            purpose = f": {PURPOSES[name]}" if len(names) < 3 else ""
+            label = f'<tspan font-weight="bold">{name}</tspan>{purpose}'
+            parts.append(text(x + share / 2, y + 17, label, 'text-anchor="middle"'))
+    save("packages", width + 20, 20 + height * len(layers), "Each package imports only those below it", parts)
 
 
 def draw_resuming() -> None:
@@ -139,5 +219,7 @@ def draw_exchange() -> None:
 
 
 if __name__ == "__main__":
+    draw_schedules()
+    draw_packages()
     draw_resuming()
     draw_exchange()

@@ -45,6 +45,8 @@ def hardware_table() -> list[str]:
     """A row for each recipe that needs a GPU, by its FLOPs."""
     rows = []
     for recipe in recipe_names():
+        if load_recipe(recipe).values.get("init_from"):  # its model is any
+            continue
         one = plan_recipe(recipe, 1)
         if (flops := one.flops_per_step * one.run.steps) < LEAST_FLOPS:
             continue
@@ -77,7 +79,8 @@ def hardware_page() -> str:
             "",
             *hardware_table(),
             "",
-            "The other recipes train on a CPU. For another GPU, number of GPUs or ZeRO stage:",
+            "The other recipes train on a CPU, except `continue`, which needs what its model needs. For",
+            "another GPU, number of GPUs or ZeRO stage:",
             "",
             "```bash",
             "head-schedules plan --config 757m --gpu a100 --gpus_per_node 4 --ds_config zero3 --mfu 0.4",

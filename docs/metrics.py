@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from pretrain.diagnostics.attention import HEAD_MEASURES
+
 PARTS = {
     "LAYER": ("[0-9]+", "a layer, from 0"),
     "GROUP": (".+", "a group of parameters with one learning rate"),
@@ -164,13 +166,7 @@ DIAGNOSTICS = [
     ),
     *(
         Field(f"diagnostics/{name}/heads", "list", "as by layer", MEASURED, "A list of heads for each layer.")
-        for name in (
-            "attention_distance",
-            "attention_entropy",
-            "max_probability",
-            "logit_spread",
-            "attention_gate",
-        )
+        for name in (*HEAD_MEASURES, "attention_gate")
     ),
     Field("diagnostics/effective_lr/GROUP", "number", "", MEASURED, "Mean size of a weight's last change."),
     Field(
@@ -276,5 +272,5 @@ def metrics_page() -> str:
 
 
 def _table(fields: list[Field]) -> list[str]:
-    rows = [f"| `{each.name}` | {each.value} | {each.when} | {each.meaning} |" for each in fields]
-    return ["| field | value | appears in | meaning |", "|---|---|---|---|", *rows]
+    rows = [f"| `{each.name}` | {each.meaning} | {each.value} | {each.when} |" for each in fields]
+    return ["| field | meaning | value | appears in |", "|---|---|---|---|", *rows]

@@ -46,12 +46,16 @@ PHRASES = {
     r"\b(?:is|are|was|were) refused\b|\brefuses\b": "is rejected, raises an error",
     r", too[.;:)]": "also, or nothing",
     r"\bnothing but\b|\bbut for\b": "only, except for",
+    r"python -m pretrain\b": "head-schedules NAME",
 }
 ACCEPTED = {
     "benchmarks/conversion_memory.py": ["--worlds zero3"],  # a flag
     "docs/huggingface.md": ["with its own engine"],
     "pretrain/prepare/labelled.py": ["a file of its own"],  # written into meta.json
     "pretrain/prepare/make.py": ["a source of its own"],
+    # a container has the modules of a checkout, and may lack the installed command
+    "slurm/prepare.sh": ["command=(python -m pretrain.prepare"],
+    "slurm/study.sh": ["exec python -m pretrain.study", "run_once python -m pretrain.study"],
     "tests/helpers/gpt2.py": ["Hello world"],
 }
 """Places where a phrase stays: part of the line, by file."""

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pydantic import TypeAdapter
 
@@ -49,7 +50,11 @@ GROUPS = {
 ARCHITECTURE = """The fields of a model. A field that a recipe leaves out keeps the preset's value; the
 defaults below are those of a model file. `vocab_size`, `heads` and `classes` are fields of model files only:
 a recipe has the settings `vocab_size`, `heads` and `task`."""
-LIBRARY = """# Library
+LIBRARY = """---
+tocdepth: 3
+---
+
+# Library
 
 ```python
 from model import ModelConfig, Transformer, generate, initialize, preset
@@ -88,10 +93,11 @@ The fields of `RunConfig` are the [settings](settings.md).
 ```{eval-rst}
 .. autoclass:: pretrain.Hook
    :members:
-.. autoclass:: pretrain.HookResult
+.. autoclass:: pretrain.HookResult(figures={}, lines=[], model=None)
    :members:
 .. autoclass:: pretrain.IntervalHook
    :members:
+.. autofunction:: pretrain.prepare_measurement
 .. autoclass:: pretrain.Session(**parts)
    :members:
 .. autoclass:: pretrain.TrainingState(**fields)
@@ -177,7 +183,13 @@ def settings_page() -> str:
             lines += _section(section.name, section.default_factory)
     lines += _section("lr_rules", LearningRateRule, "lr_rules[]", "The fields of each rule of `lr_rules`.")
     lines += _section("architecture", ModelConfig, "architecture", ARCHITECTURE)
-    lines += ["```{confval} architecture.num_layers", ":type: integer ≥ 1", ":default: the preset's", ""]
+    lines += [
+        "```{confval} architecture.num_layers",
+        ":type: integer ≥ 1",
+        ":default: the preset's",
+        ":no-contents-entry:",
+        "",
+    ]
     lines += ["Another number of layers, with `heads` for each.", "```"]
     return "\n".join([*lines, ""])
 
@@ -200,6 +212,7 @@ def _setting(name: str, kind: Any, field: str, text: str) -> list[str]:
         f"```{{confval}} {name}",
         f":type: {describe_type(schema['properties'][field], schema.get('$defs', {}))}",
         f":default: {_default(item)}",
+        ":no-contents-entry:",
         "",
         _to_markdown(text),
         "```",
@@ -264,8 +277,9 @@ def _yaml(value: Any) -> str:
 
 
 def _to_markdown(text: str) -> str:
-    """A docstring in Markdown: links to pages, code in single quotes."""
+    """A docstring in Markdown: links to pages, code in single quotes, flags as code."""
     text = " ".join(text.replace("%%", "%").replace("``", "`").split())
+    text = re.sub(r"(?<![`\w-])--[a-z_.]+[a-z]", r"`\g<0>`", text)
     return re.sub(r"docs/(\w+)\.md", r"[](../\1.md)", text)
 
 
@@ -299,8 +313,7 @@ def flags_page() -> str:
 
 
 def commands_page() -> str:
-    """What --help of each command and subcommand prints."""
-    os.environ["COLUMNS"] = "100"
+    """What --help of each command and subcommand prints on a terminal of 100 columns."""
     lines = ["# Commands", ""]
     for name, text in {
         "train": cli.TRAIN,
@@ -314,7 +327,9 @@ def commands_page() -> str:
                 "",
             ]
             continue
-        for subcommand, printed in cli.help_texts(name).items():
+        with mock.patch.dict(os.environ, COLUMNS="100"):
+            texts = cli.help_texts(name)
+        for subcommand, printed in texts.items():
             title = [f"### {name} {subcommand}", ""] if subcommand else []
             lines += [*title, "```text", printed.rstrip(), "```", ""]
             if (name, subcommand) == ("study", "schema"):

@@ -1,4 +1,5 @@
-"""Keeps docs/results.md and the pages of the recorded studies, results/STUDY.md, in step with the records.
+"""Keeps docs/results.md, the pages of the recorded studies, the README and the landing page
+in step with the records in results/.
 
     make figures                       # recomputes every number of the pages, and draws their pictures
     python docs/results.py --check     # lists the numbers that differ, and changes nothing
@@ -31,7 +32,7 @@ from pretrain.study.summaries import Contrasted, View, build_view  # noqa: E402
 from pretrain.utils.format import interval_text  # noqa: E402
 
 RESULTS = ROOT / "results"
-PAGES = [ROOT / "docs/results.md", *sorted(RESULTS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/results.md", *sorted(RESULTS.glob("*.md"))]
 TOKENS = "tokens-small"
 """The study that tells what a difference is worth in tokens."""
 NUMBER = r"[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"

@@ -30,8 +30,8 @@ class BestLoss(IntervalHook):
     def __init__(self, session: Session) -> None:
         super().__init__(session.run.validation.every, session.run.steps)
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
-        best, loss = from_dict(Best, state.record(self.name), self.name), figures["val_loss"]
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
+        best, loss = from_dict(Best, state.record(self.name), self.name), row["val_loss"]
         if loss >= best.loss:
             return HookResult()
         state.records[self.name] = Record(to_dict(Best(loss, state.step)))

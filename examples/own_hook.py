@@ -22,14 +22,14 @@ class WeightNorms(Hook):
     def is_due(self, step: int) -> bool:
         return step % 10 == 0
 
-    def run(self, engine, state, figures) -> HookResult:
+    def run(self, engine, state, row) -> HookResult:
         squares = [0.0] * self.layers
         for name, weight in engine.module.named_parameters():
             if name.endswith("attention.q.weight"):
                 squares[int(name.split(".")[1])] += weight.float().square().sum().item()
         norms = [math.sqrt(total) for total in squares]
-        figures = {f"weight_norm/layer_{layer}": norm for layer, norm in enumerate(norms)}
-        return HookResult(figures, [f"norms    {' '.join(f'{norm:.2f}' for norm in norms)}"])
+        values = {f"weight_norm/layer_{layer}": norm for layer, norm in enumerate(norms)}
+        return HookResult(values, [f"norms    {' '.join(f'{norm:.2f}' for norm in norms)}"])
 
 
 run = recipe("micro", name="hook", steps=50, heads="2,4,8,16")

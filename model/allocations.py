@@ -115,7 +115,7 @@ def prism(layers: int) -> list[float]:
 PROFILES: dict[str, Callable[..., list[float]]] = {
     made.__name__: made for made in (uniform, tapered, late, middle, ends, openelm, waist, prism)
 }
-"""By name: of the layers and parameters, the share of each layer, with the mean 1."""
+"""By name: of the layers and parameters, the share of each layer; the mean is 1 with the defaults."""
 
 
 class Allocation(NamedTuple):
@@ -151,7 +151,7 @@ class Allocation(NamedTuple):
             found = self._block_widths(count, where)
         else:
             profile = PROFILES[self.name](count, **self.parameters)
-            mean = sum(profile) / count
+            mean = sum(profile) / count  # not 1 for a taper from 2 to 1, say
             found = round_to_budget([part / mean for part in profile], self.mean, self.multiple)
         if self.seed is not None:
             random.Random(self.seed).shuffle(found)

@@ -18,6 +18,7 @@ from model.config import ModelConfig
 from model.context import ContextExchange
 from model.documents import has_varlen_kernel, select_rows, varlen_attention
 from model.exchange import Form, HeadExchange, Span
+from model.kernels import flash_supports
 from model.linears import column_linear, enter_columns, fused_columns, row_linear
 from model.norms import head_norm
 from model.process_grid import ProcessGrid
@@ -160,7 +161,7 @@ class Attention(nn.Module):
             query, key, value = fused_columns(hidden, (self.q, self.k, self.v))
         else:
             query, key, value = self.q(hidden), self.k(hidden), self.v(hidden)
-        heads, form = self._own_heads(query, key, value, table, mask, offsets)
+        heads, form = self.whole_heads(query, key, value, table, mask, offsets)
         if self.context is None:
             output = attend(heads, self.scale, self.window, self.attention)
         else:
@@ -177,6 +178,14 @@ class Attention(nn.Module):
             output = output * self.head_gate(hidden)
         return cast(Tensor, self.o(output))
 
+    @torch.compiler.disable  # a graph has no hooks for what autograd saves
+    def _attend_together(self, heads: Heads, context: ContextExchange) -> Tensor:
+        """attend() of the heads of this rank's positions, with the keys of all context ranks."""
+        shared, saving = share(heads, context)
+        with saving:
+            output = attend(shared, self.scale, self.window, self.attention)
+        return context.join(output)
+
     def whole_heads(
         self,
         query: Tensor,
@@ -186,29 +195,8 @@ class Attention(nn.Module):
         mask: Tensor | None,
         offsets: Tensor | None = None,
     ) -> tuple[Heads, Form | None]:
-        """This rank's columns [B, T, …] of q, k and v -> whole heads; at t > 1 the form that takes outputs
-        back."""
-        heads, form = self._own_heads(query, key, value, table, mask, offsets)
-        return (heads if self.context is None else _share(heads, self.context)[0]), form
-
-    @torch.compiler.disable  # a graph has no hooks for what autograd saves
-    def _attend_together(self, heads: Heads, context: ContextExchange) -> Tensor:
-        """attend() of the heads of this rank's positions, with the keys of all context ranks."""
-        shared, saving = _share(heads, context)
-        with saving:
-            output = attend(shared, self.scale, self.window, self.attention)
-        return context.join(output)
-
-    def _own_heads(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        table: Table | None,
-        mask: Tensor | None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Heads, Form | None]:
-        """whole_heads of the positions that this rank holds, T / c."""
+        """This rank's columns [B, T / c, …] of q, k and v -> whole heads of the same positions, which share()
+        completes if c > 1; at t > 1 the form that takes outputs back."""
         form: Form | None = None
         spans, sequences = None, slice(None)
         if self.exchange is not None:
@@ -238,7 +226,7 @@ class Attention(nn.Module):
         return Heads(query, key, value, mask, offsets, spans, sequences), form
 
 
-def _share(heads: Heads, context: ContextExchange) -> tuple[Heads, AbstractContextManager[None]]:
+def share(heads: Heads, context: ContextExchange) -> tuple[Heads, AbstractContextManager[None]]:
     """The heads of a rank's positions -> those that it attends for, with all keys; what to attend inside
     of."""
     *shared, spans, rows, saving = context.share(*heads[:3], heads.spans)
@@ -391,11 +379,6 @@ def block_mask(
         moved = torch.zeros(distance.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         mask = moved.unfold(0, keys, 1)
         return mask.contiguous() if mask.is_cuda else mask
-
-
-def flash_supports(element_bytes: int, head_dim: int) -> bool:
-    """Whether a GPU's flash kernel takes heads of that dtype and size, if there is no mask."""
-    return element_bytes == 2 and head_dim <= 256
 
 
 def visibility_mask(queries: Span, keys: Span, window: int | None, device: torch.device) -> Tensor:

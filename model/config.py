@@ -1,4 +1,4 @@
-"""ModelConfig: every switch of the network, its validation, parameter and FLOP counts, JSON form."""
+"""ModelConfig: every switch of the network, shapes of layers, parameter and FLOP counts, JSON form."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field
 
 from model.allocations import Allocation
+from model.checks import check_model
 from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
-from model.errors import UserError, describe_nearest, divisors
 from model.heads import draw_heads, format_heads
 from model.schedules import (
     LARGEST_SIZE,
-    SCHEDULES,
     Bases,
     BlockWidths,
     FeedForwardWidths,
@@ -24,7 +23,6 @@ from model.schedules import (
     Shares,
     Size,
     Windows,
-    YarnScaling,
     at_layer,
 )
 
@@ -41,9 +39,6 @@ Parametrization = Literal["standard", "mup"]
 # Vocabularies are padded to a multiple of lcm(VOCABULARY_MULTIPLE, t): fast matrix shapes, and the same
 # padded size for every tensor-parallel degree t that is a power of two up to 128.
 VOCABULARY_MULTIPLE = 128
-
-LARGEST_WIDTH_RATIO = 64
-"""Of d_model and base_width, either way: further apart no rate has been seen to transfer."""
 
 
 @declared()
@@ -138,126 +133,16 @@ class ModelConfig:
     language model."""
 
     def __post_init__(self) -> None:
-        if (self.attention_scale_base is None) == (self.attention_scale in ("head_dim", "constant")):
-            kind = f"attention_scale {self.attention_scale!r}"
-            raise UserError(
-                f"attention_scale_base: missing; {kind} needs the head dim at which it equals 1/sqrt(d_h)"
-                if self.attention_scale_base is None
-                else f"attention_scale_base: {kind} takes none; leave it out, or give null"
-            )
-        self._check_parametrization()
-        if self.rope_scaling is not None and self.positions != "rope":
-            raise UserError(f"rope_scaling: positions {self.positions!r} have no wavelengths; leave it out")
-        if isinstance(self.rope_scaling, YarnScaling):
-            for layer in self.attention_layers:
-                if (base := self.layer_base(layer)) is not None and base <= 1:
-                    raise UserError(f"rope_base: {base:g} with rope_scaling 'yarn'; give a base above 1")
-        if self.classes is not None and (self.logit_softcap is not None or self.z_loss):
-            name = "z_loss" if self.logit_softcap is None else "logit_softcap"
-            off = "0" if name == "z_loss" else "null"
-            raise UserError(f"{name}: is for language models, and this is a classifier; give {off}")
         for name in ("ffn_width", "block_width"):
             if isinstance(allocation := getattr(self, name), Allocation):
                 object.__setattr__(self, name, allocation.widths(self.num_layers))
-        for name in SCHEDULES[1:]:
-            schedule = getattr(self, name)
-            if isinstance(schedule, tuple) and len(schedule) != self.num_layers:
-                raise UserError(
-                    f"{name}: {len(schedule)} layers given, but heads has {self.num_layers}; "
-                    f"{name} must have {self.num_layers} values"
-                )
+        check_model(self)
         for name in ("ffn_width", "block_width", "rope_base", "rotary_share"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(set(value)) == 1 and value[0] is not None:
                 object.__setattr__(self, name, value[0])  # one form of one meaning
         if self.block_width == self.d_model:
             object.__setattr__(self, "block_width", None)
-        self._check_widths()
-        self._check_heads()
-
-    def _check_parametrization(self) -> None:
-        if self.parametrization == "standard":
-            if self.base_width is not None:
-                raise UserError("base_width: parametrization 'standard' takes none; leave it out")
-            return
-        if self.base_width is None:
-            raise UserError("base_width: missing; parametrization 'mup' needs the d_model of its rates")
-        if self.attention_scale == "sqrt_head_dim":
-            raise UserError(
-                "attention_scale: 'sqrt_head_dim' does not carry over to other widths; valid with "
-                "parametrization 'mup': head_dim or constant (with attention_scale_base), none"
-            )
-
-    def _check_widths(self) -> None:
-        """Check that widths are not too far from that of the rates."""
-        widths = [("d_model", self.d_model)]
-        if self.block_width is not None:
-            widths += [(f"block_width (layer {i})", width) for i, width in enumerate(self.block_widths)]
-        for name, width in widths:
-            ratio = width / (self.base_width or width)
-            if not 1 / LARGEST_WIDTH_RATIO <= ratio <= LARGEST_WIDTH_RATIO:
-                raise UserError(
-                    f"base_width: {self.base_width} is more than {LARGEST_WIDTH_RATIO} times "
-                    f"{'narrower' if ratio > 1 else 'wider'} than {name} {width}; valid: "
-                    f"{-(-width // LARGEST_WIDTH_RATIO)} to {width * LARGEST_WIDTH_RATIO}"
-                )
-
-    def _check_heads(self) -> None:
-        for layer, heads in enumerate(self.heads):
-            if not heads:
-                self._check_absent(layer)
-                continue
-            # Of a head dim: rotary positions are pairs.
-            multiple = 2 if self.layer_base(layer) is not None and self.layer_share(layer) == 1 else 1
-            width = self.layer_width(layer)
-            if self.head_dim is None and width % (multiple * heads):
-                valid = [count for count in divisors(width) if width % (multiple * count) == 0]
-                raise UserError(
-                    f"heads: layer {layer} has {heads} heads, which do not divide "
-                    f"{'d_model' if self.block_width is None else 'its block_width'} {width}"
-                    f"{' into even head dims' if width % heads == 0 else ''}; nearest valid: "
-                    f"{describe_nearest(heads, valid)}"
-                )
-            head_dim = self.layer_head_dim(layer)
-            if not head_dim:
-                raise UserError(f"head_dim: layer {layer} has 0, and {heads} heads; give a number above 0")
-            if head_dim % multiple:
-                raise UserError(
-                    f"head_dim: layer {layer} has {head_dim}; positions 'rope' needs an even head dim; "
-                    f"nearest valid: {describe_nearest(head_dim, [head_dim - 1, head_dim + 1])}"
-                )
-            self._check_rotary(layer, head_dim)
-            kv_heads = self.layer_kv_heads(layer)
-            if not kv_heads or heads % kv_heads:
-                raise UserError(
-                    f"kv_heads: layer {layer} has {kv_heads} key/value heads, which do not divide its "
-                    f"{heads} heads; nearest valid: {describe_nearest(kv_heads, divisors(heads))}"
-                )
-
-    def _check_rotary(self, layer: int, head_dim: int) -> None:
-        """Check that a layer rotates an even number of its heads' dims."""
-        dims = self.layer_share(layer) * head_dim
-        if self.layer_base(layer) is not None and abs(dims / 2 - max(1, round(dims / 2))) > 1e-9:
-            low = int(dims) // 2 * 2
-            valid = [f"{count / head_dim:.6g}" for count in (low, low + 2) if 0 < count <= head_dim]
-            raise UserError(
-                f"rotary_share: layer {layer} rotates {self.layer_share(layer):g} of a head dim of "
-                f"{head_dim}, {dims:g} of its dims; they must be an even number; nearest valid: "
-                f"{' or '.join(valid)}"
-            )
-
-    def _check_absent(self, layer: int) -> None:
-        """Check a layer without attention."""
-        if not self.layer_ffn_width(layer):
-            raise UserError(
-                f"heads: layer {layer} has neither heads nor a feed-forward network (ffn_width 0); give it "
-                "one of both, or leave the layer out"
-            )
-        if self.layer_kv_heads(layer):
-            raise UserError(
-                f"kv_heads: layer {layer} has {self.layer_kv_heads(layer)} key/value heads, and no heads; "
-                "nearest valid: 0"
-            )
 
     # ------------------------------------------------------------------ shapes
 
@@ -386,7 +271,7 @@ class ModelConfig:
         """Exact number of parameters.
 
         padded counts the zero rows of the embedding (and of an untied LM head) too. The Prism paper's
-        figures do so: prism-757m has 756,819,456 with 50,304 rows ("756.8M"), but 756,747,264 with the
+        counts do so: prism-757m has 756,819,456 with 50,304 rows ("756.8M"), but 756,747,264 with the
         50,257 rows that are trained. The others read the same either way: 124M 123,551,232 (padded
         123,587,328), 354M 353,896,448 (353,944,576).
         """

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from model.config import ModelConfig
 from model.errors import UserError, describe_nearest, divisors
 from model.parallel_plan import head_groups
 
 Span = tuple[int, int]
-Transport = Literal["none", "gather", "window"]
 
 
 def zigzag(index: int, ranks: int, length: int) -> list[Span]:
@@ -78,11 +76,6 @@ class ContextForm:
     """r = c / g: groups over which keys and values are gathered; 1: none are."""
     window: int | None = None
     """Of a layer whose keys travel only as far as they are seen; None: all keys are gathered."""
-
-    @property
-    def transport(self) -> Transport:
-        """How keys and values reach the queries of other groups."""
-        return "none" if self.key_ranks == 1 else "gather" if self.window is None else "window"
 
 
 def context_form(

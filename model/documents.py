@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._dynamo import maybe_mark_dynamic
 
+from model.kernels import Capability, flash_supports
 from model.rotary import Table
 
 varlen_attn: Callable[..., Any]
@@ -105,23 +106,21 @@ def select_rows(offsets: Tensor, first: int, last: int, length: int) -> Tensor:
 def has_varlen_kernel(hidden: Tensor, head_dim: int) -> bool:
     """Whether flash attention's variable-length kernel supports these hidden states and heads (Ampere or
     newer)."""
-    return (
-        hidden.is_cuda
-        and hidden.dtype in (torch.bfloat16, torch.float16)
-        and varlen_head_dim(head_dim)
-        and _varlen_device(hidden.device.index or 0)
-    )
+    if not (HAS_VARLEN and hidden.is_cuda and torch.version.cuda is not None and hidden.dtype.itemsize == 2):
+        return False
+    capability = _capability(hidden.device.index or 0)
+    return capability >= (8, 0) and varlen_head_dim(head_dim, capability)
 
 
-def varlen_head_dim(head_dim: int) -> bool:
-    """Whether the kernel supports *head_dim*
-    (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
-    return head_dim % 8 == 0 and head_dim <= 256
+def varlen_head_dim(head_dim: int, capability: Capability | None = None) -> bool:
+    """Whether the kernel trains heads of this size
+    (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp) on that GPU; None is every GPU."""
+    return head_dim % 8 == 0 and flash_supports(2, head_dim, capability)
 
 
 @lru_cache(maxsize=16)
-def _varlen_device(index: int) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(index) >= (8, 0) and HAS_VARLEN
+def _capability(index: int) -> Capability:
+    return torch.cuda.get_device_capability(index)
 
 
 def varlen_attention(

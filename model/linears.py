@@ -31,7 +31,7 @@ class TokenEmbedding(nn.Embedding):
     """
 
     def forward(self, input: Tensor, as_lm_head: bool = False, loss: LMHeadLoss | None = None) -> Tensor:
-        """Token ids [B, T] -> vectors [B, T, d]; with as_output, vectors [B, T, d] -> logits [B, T, rows].
+        """Token ids [B, T] -> vectors [B, T, d]; with as_lm_head, vectors [B, T, d] -> logits [B, T, rows].
 
         With loss, vectors [B, T, d] -> what loss makes of them and the weight.
         """

@@ -107,7 +107,7 @@ class TokenEmbedding(VocabParallelEmbedding):
         _prepare(self, weight_dim=0, bias_sharded=False)
 
     def forward(self, input: Tensor, as_lm_head: bool = False) -> Tensor:
-        """Token ids [B, T] -> hidden state; with as_output, [B, T, d] from ``enter`` -> this rank's
+        """Token ids [B, T] -> hidden state; with as_lm_head, [B, T, d] from ``enter`` -> this rank's
         logits."""
         if as_lm_head:
             return F.linear(input, self.weight)  # [B, T, rows/t]

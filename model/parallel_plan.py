@@ -51,7 +51,7 @@ def _cannot_split(
 def check_world(world_size: int, tensor_parallel: int, context_parallel: int = 1) -> None:
     """Reject degrees that do not divide the number of ranks, naming those that do."""
     if type(tensor_parallel) is not int or tensor_parallel < 1 or world_size % tensor_parallel:
-        valid = ", ".join(str(t) for t in range(1, world_size + 1) if world_size % t == 0)
+        valid = ", ".join(map(str, divisors(world_size)))
         raise UserError(
             f"tensor_parallel: {tensor_parallel!r} does not divide the {world_size} rank"
             f"{'s' if world_size > 1 else ''} of this run; valid values are {valid}"

@@ -1,6 +1,6 @@
 """Named model configs: those of the papers, their controls, and tiny ones for laptops and tests.
 
-``python -m pretrain.presets`` lists them; with NAME and ``--plot heads.png`` it draws a schedule.
+``head-schedules presets`` lists them; with NAME and ``--plot heads.png`` it draws a schedule.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _openelm_presets() -> dict[str, ModelConfig]:
 
 
 def _variable_width_presets() -> dict[str, ModelConfig]:
-    """The paper's residual streams with wide ends and a narrow waist, and the uniform models beside them."""
+    """The paper's residual streams with wide ends and a narrow waist, and uniform models to compare with."""
     presets = {}
     for size, (d_model, layers) in VARIABLE.items():
         waist = variable_widths(d_model, layers, multiple=32)
@@ -238,6 +238,6 @@ def preset_names() -> list[str]:
 def preset(name: str) -> ModelConfig:
     """The config of that name; raises UserError, naming the closest one, if there is none."""
     if name not in _PRESETS:
-        hint = suggest(name, _PRESETS) or "; `python -m pretrain.presets` lists them"
+        hint = suggest(name, _PRESETS) or "; `head-schedules presets` lists them"
         raise UserError(f"model: no preset {quote(name)}{hint}")
     return _PRESETS[name]

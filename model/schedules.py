@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
 
-from model.allocations import LARGEST_SIZE, MOST_LAYERS, Allocation, parse_allocation
-from model.declared import PositiveFloat, declared
+from model.allocations import LARGEST_SIZE, MOST_LAYERS, parse_allocation
+from model.declared import STRICT, PositiveFloat, declared
 from model.errors import UserError, quote
 from model.heads import parse_schedule
 
@@ -29,84 +36,72 @@ def _to_tuple(value: Any, info: ValidationInfo) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _to_widths(name: str, least: int) -> Callable[[Any], int | tuple[int, ...] | Allocation]:
-    """A validator: a width from *least* for all layers, one per layer, or an allocation by name."""
+def _one_or_each(one: Any, each: Any, valid: str, allocations: bool = False) -> PlainValidator:
+    """A validator: a value of type *one* for all layers, or one of type *each* per layer, as a list or text.
 
-    def convert(value: Any) -> int | tuple[int, ...] | Allocation:
-        given = value
+    Args:
+        valid: what is valid, in words.
+        allocations: whether it may be an allocation by name, whose values follow when the number of layers
+            is known.
+    """
+    several = Annotated[tuple[each, ...], Field(min_length=1, max_length=MOST_LAYERS)]
+    of_all, of_each = (TypeAdapter(kind, config=STRICT) for kind in (one, several))
+
+    def convert(value: Any, info: ValidationInfo) -> Any:
+        given, field = value, info.field_name or "schedule"
         if isinstance(value, str):
-            if "(" in value:  # its widths follow when the number of layers is known
-                return parse_allocation(value, name, blocks=name == "block_width")
-            given = parse_schedule(value, name)
-        widths = tuple(given) if isinstance(given, list | tuple) else (given,)
-        valid = all(type(width) is int and least <= width <= LARGEST_SIZE for width in widths)
-        if not (valid and 0 < len(widths) <= MOST_LAYERS):
-            raise UserError(
-                f"{name}: {quote(value)} is not valid; give a whole number from {least}, or one per layer, "
-                "such as 1024x4,768x8, or an allocation, such as tapered(1024)"
-            )
-        return widths if isinstance(value, list | tuple) or widths[1:] else widths[0]
+            if allocations and "(" in value:
+                return parse_allocation(value, field, blocks=field == "block_width")
+            given = parse_schedule(value, field)
+            if len(given) == 1 and given[0] is not None:
+                given = given[0]
+        try:
+            if isinstance(given, list | tuple):
+                return of_each.validate_python(tuple(given))
+            return of_all.validate_python(given)
+        except ValidationError:
+            raise UserError(f"{field}: {quote(value)} is not valid; give {valid}") from None
 
-    return convert
-
-
-def _to_rates(name: str, most: float, absent: bool) -> Callable[[Any], float | tuple[float | None, ...]]:
-    """A validator: a number above 0 and up to *most* for all layers, or one per layer; null if *absent*."""
-
-    def convert(value: Any) -> float | tuple[float | None, ...]:
-        given = parse_schedule(value, name) if isinstance(value, str) else value
-        several = isinstance(given, list | tuple)
-        items = tuple(given) if isinstance(given, list | tuple) else (given,)
-        for item in items if 0 < len(items) <= MOST_LAYERS else (0,):
-            number = type(item) in (int, float) and 0 < item <= most
-            if not number and not (several and absent and item is None):
-                words = f"a number above 0 and up to {most:g}"
-                null = ", null where a layer has none" if absent else ""
-                raise UserError(f"{name}: {quote(value)} is not valid; give {words}, or one per layer{null}")
-        rates = tuple(None if item is None else float(item) for item in items)
-        listed = isinstance(value, list | tuple) or rates[1:] or rates[0] is None
-        return rates if listed else cast(float, rates[0])
-
-    return convert
+    # What may be written is not what is kept; the JSON schema has the former.
+    return PlainValidator(convert, json_schema_input_type=one | list[each] | str)
 
 
 AS_LIST = PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value)
-LARGEST_BASE = 1e12
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
-Base = Annotated[float, Field(gt=0, le=LARGEST_BASE)]
+Base = Annotated[float, Field(gt=0, le=1e12)]
 Share = Annotated[float, Field(gt=0, le=1)]
-# What may be written is not what is kept; the JSON schema has the former.
+WIDTHS = "or one per layer, such as 1024x4,768x8, or an allocation, such as tapered(1024)"
 Bases = Annotated[
     float | tuple[float | None, ...],
-    PlainValidator(
-        _to_rates("rope_base", LARGEST_BASE, True), json_schema_input_type=Base | list[Base | None] | str
+    _one_or_each(
+        Base, Base | None, "a number above 0 and up to 1e+12, or one per layer, null where a layer has none"
     ),
     AS_LIST,
 ]
 Shares = Annotated[
-    float | tuple[float | None, ...],
-    PlainValidator(_to_rates("rotary_share", 1, False), json_schema_input_type=Share | list[Share] | str),
+    float | tuple[float, ...],
+    _one_or_each(Share, Share, "a number above 0 and up to 1, or one per layer"),
     AS_LIST,
 ]
+FeedForwardWidths = Annotated[
+    int | tuple[int, ...],
+    _one_or_each(Count, Count, f"a whole number from 0, {WIDTHS}", allocations=True),
+    AS_LIST,
+]
+"""One width for all layers, or one per layer."""
+BlockWidths = Annotated[
+    int | tuple[int, ...],
+    _one_or_each(Size, Size, f"a whole number from 1, {WIDTHS}", allocations=True),
+    AS_LIST,
+]
+"""As FeedForwardWidths; every layer has some."""
 Schedule = Annotated[
     tuple[Count, ...],
     BeforeValidator(_to_tuple, json_schema_input_type=list[Count] | str),
     Field(min_length=1, max_length=MOST_LAYERS),
 ]
 """One value per layer; 0 where the layer has no such part."""
-FeedForwardWidths = Annotated[
-    int | tuple[int, ...],
-    PlainValidator(_to_widths("ffn_width", 0), json_schema_input_type=Count | list[Count] | str),
-    AS_LIST,
-]
-"""One width for all layers, or one per layer."""
-BlockWidths = Annotated[
-    int | tuple[int, ...],
-    PlainValidator(_to_widths("block_width", 1), json_schema_input_type=Size | list[Size] | str),
-    AS_LIST,
-]
-"""As FeedForwardWidths; every layer has some."""
 Windows = Annotated[
     tuple[Size | None, ...], BeforeValidator(_to_tuple, json_schema_input_type=list[Size | None] | str)
 ]

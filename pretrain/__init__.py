@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from model.errors import UserError
     from pretrain.checkpoint.state import Record, TrainingState
     from pretrain.config.run_config import RunConfig
+    from pretrain.diagnostics.forward import prepare_measurement
     from pretrain.library import recipe, train
     from pretrain.metrics.file import read_metrics
     from pretrain.run.hooks import Hook, HookResult, IntervalHook
@@ -28,6 +29,7 @@ __all__ = [
     "Session",
     "TrainingState",
     "UserError",
+    "prepare_measurement",
     "read_metrics",
     "recipe",
     "train",
@@ -45,6 +47,7 @@ _PLACES = {
     "TrainingState": "pretrain.checkpoint.state",
     "SavedRun": "pretrain.run.saved",
     "Session": "pretrain.run.session",
+    "prepare_measurement": "pretrain.diagnostics.forward",
 }
 
 

@@ -3,7 +3,7 @@
     head-schedules train --config micro --name first
     head-schedules study run direction-small --parallel 2
 
-``head-schedules plan`` is ``python -m pretrain.plan``, and so on.
+Commands that print what to type next use this spelling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a run to a Hugging Face folder, with proof: ``python -m pretrain.convert runs/NAME --out DIR``.
+"""From a run to a Hugging Face folder, with proof: ``head-schedules convert runs/NAME --out DIR``.
 
 Reads any checkpoint (ZeRO stage, data- and tensor-parallel size) on one machine without a GPU, writes
 safetensors, configuration, tokenizer and model card, loads the folder afresh and compares its logits with our
@@ -58,7 +58,7 @@ def run_convert(arguments: Sequence[str]) -> None:
     """
     description = "From a run to a Hugging Face folder, with proof."
     options = parse_options(
-        ConvertOptions, arguments, "python -m pretrain.convert", description, positional=["run"]
+        ConvertOptions, arguments, "head-schedules convert", description, positional=["run"]
     )
     if (options.from_hf is None) == (options.run is None):
         raise UserError("run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both")

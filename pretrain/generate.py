@@ -1,4 +1,4 @@
-"""Text from a trained model: ``python -m pretrain.generate DIR|runs/NAME --prompt "Once upon a time"``."""
+"""Text from a trained model: ``head-schedules generate DIR|runs/NAME --prompt "Once upon a time"``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_generate(arguments: Sequence[str]) -> None:
         UserError: bad input.
     """
     description = "Continue a text with a trained model."
-    options = parse_options(GenerateOptions, arguments, "python -m pretrain.generate", description, ["model"])
+    options = parse_options(GenerateOptions, arguments, "head-schedules generate", description, ["model"])
     from pretrain.hf.model_folder import check_model
 
     check_model(options.model, options.step)

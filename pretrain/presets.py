@@ -1,10 +1,10 @@
-"""``python -m pretrain.presets``: list the model presets; show, draw or print one; how tensor parallelism
+"""``head-schedules presets``: list the model presets; show, draw or print one; how tensor parallelism
 spreads it.
 
-python -m pretrain.presets                                              # all
-python -m pretrain.presets prism-124m --plot heads.png                  # draw a head schedule
-python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4      # what is exchanged, by layer
-python -m pretrain.presets context --model prism-124m --context_parallel 2 4 8      # and by context ranks
+head-schedules presets                                              # all
+head-schedules presets prism-124m --plot heads.png                  # draw a head schedule
+head-schedules presets exchange --model prism-124m --tensor_parallel 4      # what is exchanged, by layer
+head-schedules presets context --model prism-124m --context_parallel 2 4 8      # and by context ranks
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def run_presets(arguments: list[str]) -> None:
     if arguments[:1] == ["allocations"]:
         return run_allocations(arguments[1:])
     parser = CommandParser(
-        prog="python -m pretrain.presets",
+        prog="head-schedules presets",
         description="List the model presets.",
-        epilog="python -m pretrain.presets exchange --help: how tensor parallelism spreads a model's heads; "
-        "python -m pretrain.presets context --help: how context parallelism shares its attention; "
-        "python -m pretrain.presets allocations --help: shapes of capacity over depth at an equal budget",
+        epilog="head-schedules presets exchange --help: how tensor parallelism spreads a model's heads; "
+        "head-schedules presets context --help: how context parallelism shares its attention; "
+        "head-schedules presets allocations --help: shapes of capacity over depth at an equal budget",
     )
     add = parser.add_argument
     add("name", nargs="?", help="show this preset only")
@@ -75,7 +75,7 @@ def run_presets(arguments: list[str]) -> None:
 def _add_model_flags(parser: CommandParser) -> Callable[..., Any]:
     """Add the flags that say which model is shown, and in which dtype; returns what adds more."""
     add = parser.add_argument
-    presets = "preset (python -m pretrain.presets lists them), or a .json file of its fields"
+    presets = "preset (head-schedules presets lists them), or a .json file of its fields"
     add("--model", required=True, help=presets)
     add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
     add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
@@ -92,7 +92,7 @@ def _load_model(options: argparse.Namespace, *changed: str) -> ModelConfig:
 def run_exchange(arguments: list[str]) -> None:
     """Print how tensor parallelism spreads a model. Raises UserError as run_presets does."""
     parser = CommandParser(
-        prog="python -m pretrain.presets exchange",
+        prog="head-schedules presets exchange",
         description="How tensor parallelism spreads a model's heads.",
     )
     add = _add_model_flags(parser)
@@ -111,7 +111,7 @@ def run_context(arguments: list[str]) -> None:
     """Print how context ranks share a model's attention, and what they send. Raises UserError as run_presets
     does."""
     parser = CommandParser(
-        prog="python -m pretrain.presets context",
+        prog="head-schedules presets context",
         description="How context parallelism shares each layer's attention, and what it sends.",
     )
     add = _add_model_flags(parser)
@@ -125,7 +125,7 @@ def run_context(arguments: list[str]) -> None:
 def run_allocations(arguments: list[str]) -> None:
     """Print allocations of a width over depth, and draw them. Raises UserError as run_presets does."""
     parser = CommandParser(
-        prog="python -m pretrain.presets allocations",
+        prog="head-schedules presets allocations",
         description="Shapes of a width over depth, each with the sum of the uniform one.",
     )
     add = parser.add_argument

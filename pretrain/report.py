@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.attention import flash_supports
+import torch
+
+from model.documents import varlen_head_dim
 from model.errors import UserError
+from model.kernels import GpuKernel, gpu_kernel
 from pretrain.data.corpus import Corpus
+from pretrain.data.sentencepiece_bpe import find_export_obstacle
 from pretrain.engine.layout import weights_are_finite
 from pretrain.metrics.file import FILE_NAME
 from pretrain.plan.context_parallel import describe_forms
@@ -21,14 +24,13 @@ from pretrain.runtime.collective_guard import run_guarded
 from pretrain.runtime.environment import continue_command
 from pretrain.runtime.hardware import describe_device
 from pretrain.runtime.signals import Stopped
-from pretrain.utils.format import human_seconds, log_line
+from pretrain.utils.format import count_of, human_seconds, log_line
 from pretrain.utils.stdio import note_errors
 
 if TYPE_CHECKING:
     from pretrain.trainer import Trainer
 
 
-MODULES = {"convert": "pretrain.convert", "evaluate": "pretrain.evaluation"}
 GRAPH_SECONDS = 10
 """What compiling one graph takes, forward and backward: 9 s of processor time on two CPU cores."""
 FUSED = {"all": "q, k, v; gate, up; LM head and loss", "loss": "LM head and loss", "none": "nothing"}
@@ -86,6 +88,8 @@ def describe_opening(
         *([("context", describe_forms(model, *degrees))] if degrees[0] > 1 else []),
         *(("epochs", line) for line in _epochs(session, verbose)),
     ]
+    if obstacle := find_export_obstacle(session.data.tokenizer):
+        notes = [*notes, f"the run cannot be exported to Hugging Face: tokenizer {obstacle}"]
     last: list[tuple[str, object]] = [("note", note) for note in notes]
     if not verbose:
         last.append(("details", "decisions.json gives the reason for each choice; --verbose prints it"))
@@ -112,7 +116,7 @@ def _describe_compiling(session: Session, verbose: bool) -> str:
     about = human_seconds(GRAPH_SECONDS * (shapes + 2))
     reason = f" ({found.reason})" if verbose else ""
     return (
-        f"yes{reason}: the first step compiles {shapes} block shape{'s' if shapes > 1 else ''}, the final "
+        f"yes{reason}: the first step compiles {count_of(shapes, 'block shape')}, the final "
         f"norm and the loss, which takes about {about} on an idle machine, or some seconds from torch's "
         "cache; the first validation compiles them again"
     )
@@ -128,13 +132,24 @@ def _describe_fused(session: Session) -> str:
 
 
 def _attention_line(session: Session) -> str:
-    """How attention is computed; in bf16 on a GPU also which heads are too wide for its fastest kernel."""
-    decisions, model = session.decisions, session.model_config
-    dims = {model.layer_head_dim(layer) for layer in range(model.num_layers)}
-    wide = ", ".join(str(dim) for dim in sorted(dims) if not flash_supports(2, dim))
-    if session.world.device.type == "cuda" and decisions.bf16 and wide:
-        return f"{decisions.attention.value}, without flash for head dim {wide}"
-    return decisions.attention.value
+    """How attention is computed; on a GPU also which heads its fastest kernels do not take."""
+    decisions, model, device = session.decisions, session.model_config, session.world.device
+    text: str = decisions.attention.value
+    if device.type != "cuda" or text != "torch":
+        return text
+    capability, element = torch.cuda.get_device_capability(device), 2 if decisions.bf16 else 4
+    dims: dict[GpuKernel, set[int]] = {"memory-efficient": set(), "math": set(), "flash": set()}
+    for layer in model.attention_layers:
+        window, dim = model.layer_window(layer), model.layer_head_dim(layer)
+        masked = window is not None and window < model.context_length
+        if session.run.document_mask:  # flash takes offsets and windows
+            masked = element != 2 or not varlen_head_dim(dim, capability)
+        dims[gpu_kernel(element, dim, masked, capability)].add(dim)
+    slower = dims["memory-efficient"] if decisions.bf16 else set()
+    for note, found in (("without flash", slower), ("all logits in memory", dims["math"])):
+        if found:
+            text += f", {note} for head dim {', '.join(map(str, sorted(found)))}"
+    return text
 
 
 def _epochs(session: Session, verbose: bool) -> list[str]:
@@ -160,12 +175,6 @@ def _source(corpus: Corpus) -> str:
     return f"{name}, content {meta.content_hash[:12]}" + (
         f", documents skipped: {skipped}" if skipped else ""
     )
-
-
-def _command(name: str, *arguments: str) -> str:
-    """A line of the shell that starts a command of the project, installed or from a checkout."""
-    program = ["head-schedules", name] if shutil.which("head-schedules") else ["python", "-m", MODULES[name]]
-    return shlex.join([*program, *arguments])
 
 
 def describe_finished(session: Session, arguments: list[str]) -> list[str]:
@@ -219,8 +228,10 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     )
     commands: dict[str, str] = {}
     if session.data.is_text:
-        commands["convert"] = _command("convert", str(run.folder), "--out", f"hf/{run.run_name}")
-        commands["evaluate"] = _command("evaluate", str(run.folder), "--tasks", "hellaswag,piqa")
+        convert = ["convert", str(run.folder), "--out", f"hf/{run.run_name}"]
+        commands["convert"] = shlex.join(["head-schedules", *convert])
+        evaluate = ["evaluate", str(run.folder), "--tasks", "hellaswag,piqa"]
+        commands["evaluate"] = shlex.join(["head-schedules", *evaluate])
     if more := continue_command(arguments, 2 * run.steps):
         commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]

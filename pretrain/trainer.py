@@ -102,12 +102,12 @@ class Trainer:
                     self._save_and_change(stop, due=session.finished)
             while not (stop or session.finished):
                 control.heartbeat(f"step {state.step + 1}")
-                hook_figures = self._before_step()
+                hook_values = self._before_step()
                 control.start_vote(state.step, self.store.writing or self.hashes.running)
                 rates = session.rates.write(self.engine.optimizer, state.step, state.released)
                 losses = self._forward_backward(batches)
                 self._count(applied=self.engine.was_step_applied())
-                self._note(losses, rates, hook_figures)
+                self._note(losses, rates, hook_values)
                 self._check_skipped()
                 stop, writing = control.vote_result()
                 if not writing and (self.store.under_way or not self._data_checked):
@@ -191,13 +191,13 @@ class Trainer:
 
     def _before_step(self) -> dict[str, Any]:
         """Call the hooks before the next step, and return their values."""
-        figures: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         with self.metrics.pause():
             for hook in self.hooks:
                 result = hook.before_step(self.engine, self.state)
-                figures |= result.figures
+                values |= result.values
                 self._say(result)
-        return figures
+        return values
 
     def _forward_backward(self, batches: BatchPrefetcher[Batch]) -> Tensor:
         """One optimizer step's micro-batches; DeepSpeed updates the weights after the last.
@@ -234,11 +234,11 @@ class Trainer:
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
         state.spikes += self.guard.reason is not None
 
-    def _note(self, losses: Tensor, rates: dict[str, float], hook_figures: dict[str, Any]) -> None:
+    def _note(self, losses: Tensor, rates: dict[str, float], hook_values: dict[str, Any]) -> None:
         """Note the step's values for metrics.jsonl; nothing is read from the device."""
         state, guard = self.state, self.guard
         row = {"tokens": state.tokens, "skipped": state.skipped}
-        row |= {f"lr/{name}": rate for name, rate in rates.items()} | hook_figures
+        row |= {f"lr/{name}": rate for name, rate in rates.items()} | hook_values
         self.log.add(
             state.step, losses, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
@@ -269,7 +269,7 @@ class Trainer:
         """
         state = self.state
         hooks: dict[str, Hook] = {hook.name: hook for hook in self.hooks}
-        figures = self._read_figures() if state.pending else {}
+        row = self._read_row() if state.pending else {}
         while state.pending:
             if hook := hooks.get(state.pending[0]):  # one that this session has turned off is left out
                 try:
@@ -277,17 +277,17 @@ class Trainer:
                         self.metrics.pause(),
                         self.control.allow_interruption(self.engine, f"{hook.name} at step {state.step}"),
                     ):
-                        result = hook.run(self.engine, state, figures)
+                        result = hook.run(self.engine, state, row)
                 except Stopped as stop:
                     return stop
-                figures |= result.figures
-                self.log.flush(result.figures)
+                row |= result.values
+                self.log.flush(result.values)
                 self._say(result)
                 self._next_model = result.model or self._next_model
             state.pending = state.pending[1:]
         return None
 
-    def _read_figures(self) -> dict[str, Any]:
+    def _read_row(self) -> dict[str, Any]:
         """The row of this step so far; of a step of an earlier session as metrics.jsonl has it."""
         row = self.log.read()
         if row is None:

@@ -3,7 +3,7 @@
 #
 #   sbatch slurm/convert.sh runs/NAME --out hf/NAME
 #
-# Arguments are those of python -m pretrain.convert.
+# Arguments are those of head-schedules convert.
 #SBATCH --job-name=convert
 #SBATCH --nodes=1
 #SBATCH --ntasks=1

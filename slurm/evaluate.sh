@@ -7,7 +7,7 @@
 #
 # The second line scores each new checkpoint of a run that trains in another job, and ends with the run, or
 # when no process has trained it for --follow_timeout seconds.
-# Arguments are those of python -m pretrain.evaluation. Compute nodes without internet need --data_dir:
+# Arguments are those of head-schedules evaluate. Compute nodes without internet need --data_dir:
 # docs/cluster.md.
 #SBATCH --job-name=evaluate
 #SBATCH --nodes=1

@@ -5,7 +5,7 @@
 #       --tokenizer gpt2 --out data/fineweb
 #
 # Submit it from the repository, on a file system that all nodes share. Arguments are those of
-# python -m pretrain.prepare. Tasks that failed or were preempted are simply submitted again, all of them or
+# head-schedules prepare. Tasks that failed or were preempted are simply submitted again, all of them or
 # fewer numbers, but without gaps (0-3): what is finished is not done twice. With --dry_run it says what would
 # run.
 #SBATCH --job-name=prepare

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The runs of a study (pretrain/studies/, docs/studies.md), one array task each.
 #
-#   python -m pretrain.study run direction --slurm              # submits this script with the right array
+#   head-schedules study run direction --slurm              # submits this script with the right array
 #   sbatch --array=0-62 slurm/study.sh direction                # the same by hand
 #   sbatch --array=0-62 --gres=gpu:1 --ntasks-per-node=1 slurm/study.sh my/study.yaml --out runs/mine
-#   SLURM=0 bash slurm/study.sh direction-small --parallel 2    # without SLURM: python -m pretrain.study run
+#   SLURM=0 bash slurm/study.sh direction-small --parallel 2    # without SLURM: head-schedules study run
 #
-# Task n runs number n of python -m pretrain.study list STUDY; a run keeps its number (tasks.txt in the
+# Task n runs number n of head-schedules study list STUDY; a run keeps its number (tasks.txt in the
 # study's folder).
 # It continues when its task is submitted again: first cancel an array that is still queued with the same
 # runs.
@@ -33,13 +33,13 @@ fi
 
 if [ $# = 0 ]; then
     echo "error: study: none given; give a name, a YAML file or a folder;" \
-        "python -m pretrain.study list names some" >&2
+        "head-schedules study list names some" >&2
     exit 2
 fi
 activate
 if [ "${SLURM:-1}" = 0 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
     if [ "${SLURM:-1}" != 0 ]; then
-        echo "error: SLURM: this is not a job; submit it: python -m pretrain.study run $1 --slurm," \
+        echo "error: SLURM: this is not a job; submit it: head-schedules study run $1 --slurm," \
             "or run it here: SLURM=0 bash slurm/study.sh $1" >&2
         exit 2
     fi

@@ -39,6 +39,7 @@ SLOW_MODULES = (
     "pretrain.utils.plotting",
     "subprocess",
     "tests.helpers.distributed",
+    "tests.helpers.fake_gpu",
     "tests.helpers.fuzzing",
     "tests.helpers.launch",
     "tests.helpers.slurm",

@@ -73,7 +73,7 @@ def test_rows_of_scored_checkpoints_have_these_fields(tmp_path):
 def test_page_and_schema_have_every_field():
     page, schema = metrics_page(), metrics_schema()
     for field in FIELDS:
-        assert f"| `{field.name}` | {field.value} | {field.when} |" in page
+        assert f"| `{field.name}` | {field.meaning} | {field.value} | {field.when} |" in page
         assert schema["patternProperties"][field.pattern].items() >= TYPES[field.type].items()
     assert "^diagnostics/path_energy/layer_[0-9]+$" in schema["patternProperties"]
 

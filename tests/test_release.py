@@ -91,3 +91,10 @@ def test_workflows_start_what_there_is_and_may_read_alone(name):
     assert scripts and all(os.access(ROOT / script, os.X_OK) for script in scripts)
     targets = set(re.findall(r"make ([a-z-]+)", text))
     assert all(f"\n{target}:" in (ROOT / "Makefile").read_text("utf-8") for target in targets)
+
+
+def test_every_python_that_is_listed_is_tried():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
+    tried = {entry["python"] for entry in workflow["jobs"]["versions"]["strategy"]["matrix"]["include"]}
+    listed = {text.rpartition(" ")[2] for text in PROJECT["classifiers"] if ":: Python :: 3." in text}
+    assert tried == listed and f">={min(listed, key=Version)}" == PROJECT["requires-python"]

@@ -48,7 +48,9 @@ def test_every_number_is_that_of_the_results():
 
 
 def test_every_number_is_marked():
-    text = results.MARK.sub("", TEXT)
+    """But for README and landing page, which also have numbers from elsewhere."""
+    pages = [page for page in results.PAGES if page.name not in ("README.md", "index.md")]
+    text = results.MARK.sub("", "".join(page.read_text("utf-8") for page in pages))
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|arXiv \S+", "", text, flags=re.DOTALL)
     assert set(re.findall(r"\d+\.\d+|\d+ %", text)) <= {"95 %"}
 

@@ -90,9 +90,9 @@ def _open_training(run: RunConfig, report: Callable[[object], None]) -> RunData:
     if run.data == "builtin":
         if run.tokenizer is not None:
             raise UserError(
-                "tokenizer: the built-in corpus has its own (--vocab_size N); for another: python -m "
-                "pretrain.prepare "
-                f"--dataset builtin --tokenizer {run.tokenizer} --out data/NAME, then --data data/NAME"
+                "tokenizer: the built-in corpus has its own (--vocab_size N); for another: "
+                f"head-schedules prepare --dataset builtin --tokenizer {run.tokenizer} --out data/NAME, "
+                "then --data data/NAME"
             )
         try:
             folder = _builtin(run, report)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.errors import UserError, escape_controls
+from model.errors import UserError, escape_controls, quote
 from model.initialization import initial_value
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.assembly.loading import Found
@@ -23,7 +23,7 @@ from pretrain.checkpoint.finder import checkpoint_path, is_run
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.weights_only import write_weights
 from pretrain.config.model_file import split_step
-from pretrain.config.run_config import INITIAL_MODEL, RunConfig
+from pretrain.config.run_config import DEFAULT_RECIPE, INITIAL_MODEL, RunConfig
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, tokenizer_hash
 from pretrain.growth.edit import has_heads
@@ -122,6 +122,7 @@ def begin_from(run: RunConfig, asked: ModelConfig, tokenizer: Tokenizer, world: 
         return state, [
             *source.notes,
             f"begins with the weights of {source.origin}",
+            describe_settings(run),
             *news(source.model, model),
         ]
 
@@ -137,6 +138,17 @@ def begin_from(run: RunConfig, asked: ModelConfig, tokenizer: Tokenizer, world: 
         return target
 
     return Found(None, state, notes, lambda: world.on_rank_zero(write))
+
+
+def describe_settings(run: RunConfig) -> str:
+    """The settings that matter most to weights that are there, and are not those they were trained with."""
+    optimizer, recipe = run.optimizer, quote(run.recipe, plain=True)
+    hint = "; --config continue has settings for trained weights" if run.recipe == DEFAULT_RECIPE else ""
+    return (
+        f"optimizer and length are those of the recipe {recipe} and of flags, not of the source: "
+        f"{optimizer.kind}, peak learning rate {optimizer.learning_rate:g}, {run.steps:,} steps of "
+        f"{run.global_batch_tokens:,} tokens{hint}"
+    )
 
 
 # ---------------------------------------------------------------------- what fits

@@ -60,6 +60,7 @@ def check_start(run: RunConfig) -> None:
         run.micro_batch,
         run.build_model_config().context_length,
         launch.size // (run.tensor_parallel * run.context_parallel),
+        run.context_parallel if run.task == "language" else None,
     )
     if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
         from pretrain.evaluation.checks import check_evaluation
@@ -122,13 +123,13 @@ def _check_corpus(folder: str, field: str) -> None:
         return
     if path.is_file():
         raise UserError(
-            f"{field}: {folder!r} is a file; make a corpus of it: python -m pretrain.prepare "
+            f"{field}: {folder!r} is a file; make a corpus of it: head-schedules prepare "
             f"--text {shlex.quote(folder)} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
         )
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     builtin = "builtin, " if field == "data" else ""
     raise UserError(
-        f"{field}: {folder!r} is not a folder; valid: {builtin}one written by python -m pretrain.prepare, or "
+        f"{field}: {folder!r} is not a folder; valid: {builtin}one written by head-schedules prepare, or "
         f"the prefix of a .bin/.idx pair{suggest(path.name, siblings)}"
     )
 

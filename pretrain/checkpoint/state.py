@@ -100,6 +100,9 @@ def _check_readable(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+ReadableSettings = Annotated[dict[str, Any], AfterValidator(_check_readable)]
+
+
 @declared("state", frozen=False)
 class TrainingState:
     """Everything but tensors that a run continues from."""
@@ -133,7 +136,7 @@ class TrainingState:
     """Whether the weights of step 0 come from another model."""
     origin: str = ""
     """Where they come from, as far as it is known: the run with its step, or the folder's name."""
-    run: Annotated[dict[str, Any], AfterValidator(_check_readable)] = field(default_factory=dict)
+    run: ReadableSettings = field(default_factory=dict)
     """The requested RunConfig; empty for a model that was made elsewhere."""
     decided: Decided | None = None
     """The decisions derived from it; None for a model that was made elsewhere."""

@@ -83,7 +83,7 @@ def read_classes(corpus: Corpus) -> list[str]:
     classes = corpus.meta.classes
     if classes is None or len(classes) < 2:
         raise UserError(
-            f"data: {str(corpus.folder)!r} has no labels; valid: one written by python -m pretrain.prepare "
+            f"data: {str(corpus.folder)!r} has no labels; valid: one written by head-schedules prepare "
             "labelled, or --task language"
         )
     return classes

@@ -38,7 +38,7 @@ class AccuracyHook(IntervalHook):
         self.result: AccuracyResult | None = None
         """The newest result of this session."""
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         """Return ``val_loss`` in nats per example, ``val_accuracy`` as a share."""
         self.result = self._accuracy.run(engine)
         return HookResult({"val_loss": self.result.loss, "val_accuracy": self.result.accuracy})
@@ -101,10 +101,8 @@ class Accuracy:
             logits = engine(batch.inputs.to(self.world.device))[torch.arange(len(rows)), self.ends[rows]]
             classes = self.classes[rows].to(logits.device)
             losses = F.cross_entropy(logits.double(), classes, reduction="none")
-            figures = torch.stack(
-                [losses, (logits.argmax(1) == classes).double(), torch.ones_like(losses)], 1
-            )
-            total += figures[present.to(logits.device)].sum(0)
+            terms = torch.stack([losses, (logits.argmax(1) == classes).double(), torch.ones_like(losses)], 1)
+            total += terms[present.to(logits.device)].sum(0)
         engine.train()
         nats, right, count = self.world.sum(total).tolist()
         return AccuracyResult(nats / count, right / count, self.batches.count, self.most_frequent)

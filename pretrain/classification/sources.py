@@ -146,8 +146,8 @@ def _read_json_lines(path: Path, lines: Iterator[str]) -> Iterator[Record]:
             record = parse_json(line)
         except RecursionError:
             raise UserError(
-                f"labelled: line {number} of {str(path)!r} is nested deeper than the roughly 900 levels that "
-                "are read; leave out the field that is"
+                f"labelled: line {number} of {str(path)!r} is nested deeper than Python reads (at least "
+                "roughly 900 levels); leave out the field that is"
             ) from None
         except ValueError:
             pass

@@ -75,7 +75,8 @@ def documentation(kind: Any) -> dict[str, str]:
 @functools.cache
 def _build_parser() -> CommandParser:
     parser = CommandParser(
-        usage="deepspeed --module pretrain.main [--config RECIPE] [--FIELD VALUE ...]",
+        usage="head-schedules train [--config RECIPE] [--FIELD VALUE ...]\n"
+        "       deepspeed --module pretrain.main [--config RECIPE] [--FIELD VALUE ...]",
         allow_abbrev=False,
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(recipe_names())

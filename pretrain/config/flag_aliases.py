@@ -23,6 +23,7 @@ MEANT = (
     ("eval_interval eval_steps", "--validation.every"),
     ("eval_iters", "--validation.sequences, in windows rather than batches"),
     ("ffn_hidden_size intermediate_size n_inner", "--architecture.ffn_width"),
+    ("exit_duration_in_mins", "--interruption.minutes"),
     ("fp16 half", "--precision, bf16 or fp32"),
     (
         "global_batch_size train_batch_size",
@@ -30,7 +31,13 @@ MEANT = (
     ),
     ("gradient_accumulation_steps", "--micro_batch, from which the accumulation follows"),
     ("gradient_checkpointing recompute_activations", "--activation_checkpointing"),
+    (
+        "recompute_granularity recompute_method recompute_num_layers",
+        "--activation_checkpointing true, which computes every block again",
+    ),
+    ("group_query_attention", "--architecture.kv_heads, key/value heads of each layer"),
     ("hidden_size n_embd d_model", "--architecture.d_model"),
+    ("init_method_std initializer_range", "--architecture.init_std"),
     ("log_interval logging_steps", "--logging.every"),
     ("lr", "--optimizer.learning_rate"),
     ("lr_decay_iters", "--steps, where every schedule ends"),
@@ -51,23 +58,52 @@ MEANT = (
     ("num_key_value_heads n_kv_heads num_query_groups", "--architecture.kv_heads"),
     ("num_train_epochs epochs", "--steps, the length of the run"),
     ("output_dir save out_dir", "--runs_dir (of all runs) and --name (of this one)"),
-    ("report_to use_wandb", "--logging.wandb"),
+    ("normalization", "--architecture.norm, rmsnorm or layernorm"),
+    ("position_embedding_type", "--architecture.positions, rope or learned"),
+    ("report_to use_wandb wandb_log", "--logging.wandb"),
+    (
+        "reset_position_ids reset_attention_mask",
+        "--document_mask true, which restarts positions and attention at each document",
+    ),
     ("resume_from_checkpoint load", "--resume; the same command resumes a run automatically"),
     ("rope_theta rotary_base", "--architecture.rope_base"),
     ("run_name", "--name"),
-    ("save_interval save_steps", "--checkpoint.every"),
+    ("save_interval save_steps always_save_checkpoint", "--checkpoint.every"),
     ("save_total_limit", "--checkpoint.keep_last"),
     ("seq_length block_size max_position_embeddings n_positions", "--architecture.context_length"),
+    (
+        "split",
+        "--data PREFIX, which validates on the last 5 % of a .bin/.idx pair, or --validation.data with "
+        "another",
+    ),
+    ("swiglu", "--architecture.ffn, swiglu or mlp"),
     ("tensor_model_parallel_size tp", "--tensor_parallel"),
     ("tokenizer_name tokenizer_name_or_path", "--tokenizer"),
     ("train_samples", "--steps: samples times the context length, divided by --global_batch_tokens"),
+    (
+        "untie_embeddings_and_output_weights tie_word_embeddings",
+        "--architecture.tie_embeddings, true or false",
+    ),
     ("use_distributed_optimizer", "--ds_config zero1 (or zero2, zero3), which shards the optimizer"),
-    ("warmup_ratio warmup_steps warmup_iters lr_warmup_iters", "--schedule.warmup"),
+    (
+        "use_flash_attn attn_implementation",
+        "--attention, whose default, auto, uses flash attention where it can",
+    ),
+    (
+        "warmup_ratio warmup_steps warmup_iters lr_warmup_iters lr_warmup_fraction lr_warmup_samples",
+        "--schedule.warmup, in steps or as a fraction of the run",
+    ),
     ("weight_decay", "--optimizer.weight_decay"),
 )
 """What transformers, nanoGPT and Megatron-LM call a setting, and the flag of main.py."""
 ABSENT = (
     ("dropout attention_dropout hidden_dropout", "there is no dropout"),
+    (
+        "eod_mask_loss",
+        "there is no mask of the loss: the end of a document predicts the next one's first token",
+    ),
+    ("expert_model_parallel_size num_experts", "there is no mixture of experts"),
+    ("fp8_format fp8", "there is no FP8 training"),
     ("pipeline_model_parallel_size pp", "there is no pipeline parallelism"),
 )
 """Settings of theirs that have no flag here, and why."""

@@ -102,10 +102,10 @@ class RunConfig:
 
     task: Literal["language", "classification"] = "language"
     """language predicts the next token; classification predicts the class of a whole sequence, at its end.
-    It needs a labelled corpus as data (python -m pretrain.prepare labelled)."""
+    It needs a labelled corpus as data (head-schedules prepare labelled)."""
 
     model: str = "prism-micro"
-    """Preset (python -m pretrain.presets lists them), the path of a JSON file holding a ModelConfig, or a
+    """Preset (head-schedules presets lists them), the path of a JSON file holding a ModelConfig, or a
     run's folder, whose newest checkpoint's model is trained again from the start."""
     init_from: str | None = None
     """Begin a new run with the weights of another, RUN or RUN:STEP, or of a Hugging Face folder, and with a

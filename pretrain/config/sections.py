@@ -183,7 +183,7 @@ class EvaluationConfig:
     limit: PositiveInt | None = None
     """At most this many items of each task; all when not given."""
     data_dir: str | None = None
-    """Folder of the tasks' data sets (python -m pretrain.evaluation save); the Hugging Face hub when not
+    """Folder of the tasks' data sets (head-schedules evaluate save); the Hugging Face hub when not
     given."""
 
 

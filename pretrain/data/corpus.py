@@ -52,7 +52,7 @@ class Corpus:
             return cls(root, meta, tokenizer, training, validation)
         if not root.is_dir():
             raise UserError(
-                f"data: {str(root)!r} is not a folder; valid: one written by python -m pretrain.prepare"
+                f"data: {str(root)!r} is not a folder; valid: one written by head-schedules prepare"
             )
         meta = CorpusMeta.read(root)
         if not (root / "tokenizer").is_dir():

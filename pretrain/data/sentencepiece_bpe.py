@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from model.errors import UserError
-from pretrain.data.tokenizer import SPACE_MARK, SentencePieceTokenizer
+from pretrain.data.tokenizer import SPACE_MARK, SentencePieceTokenizer, Tokenizer
+
+
+def find_export_obstacle(tokenizer: Tokenizer) -> str | None:
+    """Why no tokenizer.json can give *tokenizer*'s ids; None if one can."""
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return None
+    proto = _parse(tokenizer)
+    if proto.trainer_spec.model_type != proto.trainer_spec.BPE or not proto.trainer_spec.byte_fallback:
+        return f"{tokenizer.name} is not a byte-fallback BPE"
+    normalizer = proto.normalizer_spec
+    if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap:
+        return f"{tokenizer.name} changes its text (normalisation or an added space)"
+    return None
 
 
 def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
@@ -20,20 +33,13 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
         UserError: the model is not BPE, changes its text before splitting it, or has no byte pieces.
     """
     import tokenizers
-    from sentencepiece import sentencepiece_model_pb2
 
-    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
-    proto.ParseFromString(tokenizer.model_file)
-    if proto.trainer_spec.model_type != proto.trainer_spec.BPE or not proto.trainer_spec.byte_fallback:
+    if obstacle := find_export_obstacle(tokenizer):
         raise UserError(
-            f"tokenizer: {tokenizer.name} is not a byte-fallback BPE; only such models are exported"
+            f"tokenizer: {obstacle}; SentencePiece models are exported if they are byte-fallback BPE without "
+            "normalisation"
         )
-    normalizer = proto.normalizer_spec
-    if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap:
-        raise UserError(
-            f"tokenizer: {tokenizer.name} changes its text (normalisation or an added space); "
-            "only models without are exported"
-        )
+    proto = _parse(tokenizer)
     kinds = type(proto.pieces[0])
     vocabulary: dict[str, int] = {}
     scored_pieces = []
@@ -56,3 +62,11 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
         [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
     )
     return backend
+
+
+def _parse(tokenizer: SentencePieceTokenizer) -> Any:
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(tokenizer.model_file)
+    return proto

@@ -1,4 +1,4 @@
-"""``python -m pretrain.diagnostics``; see command.py."""
+"""``head-schedules diagnose``; see command.py."""
 
 import sys
 

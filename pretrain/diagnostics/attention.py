@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from model.attention import Heads
+from model.exchange import Span
 
 HEAD_MEASURES = ("attention_distance", "attention_entropy", "max_probability", "logit_spread")
 """Measures per head; ``head_sums`` defines them."""
@@ -51,8 +52,9 @@ def head_sums(
     wide = torch.promote_types(query.dtype, torch.float32)
     factor = head_dim**-0.5 if scale is None else scale
     device = query.device
-    positions = torch.cat([torch.arange(*span, device=device) for span in spans or [(0, length)]])
-    counted = (positions >= length // 2).nonzero().flatten()
+    spans = spans or [(0, length)]
+    positions = torch.cat([torch.arange(*span, device=device) for span in spans])
+    counted = torch.cat([torch.arange(*rows, device=device) for rows in _rows_from(length // 2, spans)])
     size = max(1, chunk_elements // (heads * length))
     sums = torch.zeros(heads, 5, dtype=torch.float64, device=device)
     for sequence in range(B):
@@ -72,6 +74,15 @@ def head_sums(
             distance = behind.abs().to(wide)
             sums += _chunk(logits, seen, distance)
     return sums
+
+
+def _rows_from(position: int, spans: Sequence[Span]) -> Iterator[Span]:
+    """Of each span of positions, the rows from *position* on."""
+    row = 0
+    for start, stop in spans:
+        end = row + stop - start
+        yield min(row + max(0, position - start), end), end
+        row = end
 
 
 def _chunk(logits: Tensor, seen: Tensor, distance: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_steps, require_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
+from pretrain.utils.env_check import check_installed
 from pretrain.utils.files import detect_kinds, write_atomically
 from pretrain.utils.format import print_lines
 from pretrain.utils.parsing import parse_yaml, read_text
@@ -89,6 +90,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     from pretrain.diagnostics.measure import measure_run
     from pretrain.plots.differences import run_differences
 
+    check_installed("matplotlib")  # it draws when all is measured
     names = [Path(os.path.realpath(folder)).name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")
@@ -96,9 +98,9 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     baseline = options.baseline or next((name for _, name in listed if name in known), known[0])
     if baseline not in known:
         raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
-    figures = [measure_run(run, options.data, options.sequences, options.steps) for run in folders]
-    groups = by_group(figures)
-    differences = run_differences(folders, [run.last["step"] for run in figures])
+    measured = [measure_run(run, options.data, options.sequences, options.steps) for run in folders]
+    groups = by_group(measured)
+    differences = run_differences(folders, [run.last["step"] for run in measured])
     notes = list(differences.lines)
     if differences.data and options.data is None:
         notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")
@@ -107,7 +109,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     out = options.out or options.runs[0] / "plots"
     written = draw_all(groups, baseline, out, notes, loss="val_bpb" if differences.tokenizers else "val_loss")
     path = out / "diagnostics.json"
-    write_atomically(path, json.dumps({run.name: run.last for run in figures}, indent=1) + "\n")
+    write_atomically(path, json.dumps({run.name: run.last for run in measured}, indent=1) + "\n")
     print_lines(*table(groups))
     print_lines("wrote " + ", ".join(str(file) for file in [*written, path]))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from model.errors import UserError
-from pretrain.diagnostics.measure import RunFigures
+from pretrain.diagnostics.measure import RunMeasures
 
 TITLES = {
     "attention_distance": "attention distance D (tokens)",
@@ -28,11 +28,11 @@ TITLES = {
 }
 BY_LAYER = tuple(TITLES)
 """Measures that every layer has, in the order in which they are shown."""
-Groups = dict[str, list[RunFigures]]
+Groups = dict[str, list[RunMeasures]]
 """Runs that differ in their seed only, by their name without it."""
 
 
-def by_group(runs: Sequence[RunFigures]) -> Groups:
+def by_group(runs: Sequence[RunMeasures]) -> Groups:
     """Group the runs that differ in their seed only, in the order in which they were given."""
     groups: Groups = {}
     for run in runs:
@@ -46,17 +46,17 @@ def layer_values(row: dict[str, Any], measure: str) -> dict[int, float]:
     return {int(key.removeprefix(prefix)): row[key] for key in row if key.startswith(prefix)}
 
 
-def take_last(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
+def take_last(runs: Sequence[RunMeasures], measure: str) -> pd.DataFrame:
     """A measure at the last checkpoint: a row for each seed, a column for each layer."""
     return _frame_by_seed(runs, [layer_values(run.last, measure) for run in runs])
 
 
-def collect_over_steps(runs: Sequence[RunFigures], key: str) -> pd.DataFrame:
+def collect_over_steps(runs: Sequence[RunMeasures], key: str) -> pd.DataFrame:
     """A value of metrics.jsonl: a row for each seed, a column for each step."""
     return _frame_by_seed(runs, [{row["step"]: row[key] for row in run.rows if key in row} for run in runs])
 
 
-def upper_half(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
+def upper_half(runs: Sequence[RunMeasures], measure: str) -> pd.DataFrame:
     """As collect_over_steps, the mean of a measure over the layers l with 2 l >= L."""
     found = []
     for run in runs:
@@ -66,7 +66,7 @@ def upper_half(runs: Sequence[RunFigures], measure: str) -> pd.DataFrame:
     return _frame_by_seed(runs, found)
 
 
-def _frame_by_seed(runs: Sequence[RunFigures], values: list[dict[int, float]]) -> pd.DataFrame:
+def _frame_by_seed(runs: Sequence[RunMeasures], values: list[dict[int, float]]) -> pd.DataFrame:
     return pd.DataFrame(values, index=[run.seed for run in runs], dtype=float)
 
 

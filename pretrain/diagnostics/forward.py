@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from model.attention import Attention
+from model.attention import Attention, share
 from model.collectives import all_gather
 from model.config import ModelConfig
 from model.context import all_positions, own_positions
@@ -59,29 +59,29 @@ class ProbeResult:
             before: the features of the measurement before, from which the drift is counted where there are
                 some of the same windows and positions.
         """
-        figures: dict[str, Any] = {}
+        row: dict[str, Any] = {}
         for index, measure in enumerate(HEAD_MEASURES):
             for layer, heads in enumerate(self.heads):
                 if not len(heads):
                     continue
-                figures[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
+                row[f"diagnostics/{measure}/layer_{layer}"] = heads[:, index].mean().item()
         for layer, gates in enumerate(self.gates):
             if len(gates):
-                figures[f"diagnostics/attention_gate/layer_{layer}"] = gates.mean().item()
+                row[f"diagnostics/attention_gate/layer_{layer}"] = gates.mean().item()
         for measure, by_layer in zip(LAYER_MEASURES, self.layers.T.tolist(), strict=True):
-            figures |= {
+            row |= {
                 f"diagnostics/{measure}/layer_{layer}": value
                 for layer, value in enumerate(by_layer)
                 if (layer, measure) not in self.absent
             }
         for index, measure in enumerate(HEAD_MEASURES):
-            figures[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
+            row[f"diagnostics/{measure}/heads"] = [heads[:, index].tolist() for heads in self.heads]
         if any(len(gates) for gates in self.gates):
-            figures["diagnostics/attention_gate/heads"] = [gates.tolist() for gates in self.gates]
+            row["diagnostics/attention_gate/heads"] = [gates.tolist() for gates in self.gates]
         for layer, features in self.features.items():
             if layer in before and before[layer].shape == features.shape:
-                figures[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
-        return figures
+                row[f"diagnostics/feature_drift/layer_{layer}"] = feature_drift(features, before[layer])
+        return row
 
 
 class ForwardProbe:
@@ -194,9 +194,10 @@ class _Recorder:
         exchange, first = attention.exchange, 0
         if exchange is not None:
             first = self.network.grid.tensor_rank // exchange.ranks * attention.heads
-        count = heads.query.shape[2]  # of the group's heads, those that this context rank has
         if attention.context is not None:
-            first += attention.context.head_index * count
+            heads, _ = share(heads, attention.context)
+            first += attention.context.head_index * heads.query.shape[2]
+        count = heads.query.shape[2]  # of the group's heads, those that this context rank has
         present = self.present[heads.sequences].tolist()
         sums = head_sums(heads, scale=attention.scale, present=present, window=attention.window)
         self.head_sums[layer][first : first + count] += sums
@@ -253,10 +254,21 @@ class _Recorder:
 
 @contextmanager
 def prepare_measurement(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
-    """The network of *engine*, or the network that it is, in evaluation mode; and what ends with the block,
-    for hooks.
+    """Prepare a pass in which torch's hooks read activations: the network in evaluation mode, and a stack of
+    callbacks that remove the hooks when the block ends. Call the engine, on all ranks; gradients are not
+    turned off.
 
     Compiled blocks run uncompiled: they ignore hooks added later, and must not be recompiled for them.
+
+    .. code-block:: python
+
+        with prepare_measurement(engine) as (network, ending), torch.no_grad():
+            handle = network.layers[0].register_forward_hook(lambda module, given, output: see(output))
+            ending.callback(handle.remove)
+            engine(tokens, labels)
+
+    Args:
+        engine: DeepSpeed's engine, or the network itself.
     """
     network: Transformer = getattr(engine, "module", engine)
     with ExitStack() as ending:

@@ -129,12 +129,12 @@ class Diagnostics(Hook):
             return HookResult(lines=[f"warning: {problem}"])
         return HookResult(lines=[f"release  W_Q and W_K of step {state.step:,} kept in {path}"])
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
-        """Return all figures, as ``diagnostics/…``. Collective; weights and random states do not change."""
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
+        """Return all values, as ``diagnostics/…``. Collective; weights and random states do not change."""
         if self._probe is None:  # pending from a session that still had diagnostics
             return HookResult()
         result = self._probe.run(engine, lower_layers(self.model.num_layers))
-        row = result.row(self._features)
+        values = result.row(self._features)
         self._features = result.features
         rank_weights = self._rank_weights(engine)
         if state.from_seed:
@@ -142,11 +142,11 @@ class Diagnostics(Hook):
                 self._initial = rank_weights.take_pieces(
                     initial_weights(self.model, self.specs, self.session.run.seed, self.dtype)
                 )
-            row |= displacement_row(rank_weights.displacements(self._initial), "initial")
+            values |= displacement_row(rank_weights.displacements(self._initial), "initial")
         at_release = self._weights_at_release(rank_weights, state)
         if at_release is not None:
-            row |= displacement_row(rank_weights.displacements(at_release), "release")
-        return HookResult(row | engine_update_row(engine, self.specs))
+            values |= displacement_row(rank_weights.displacements(at_release), "release")
+        return HookResult(values | engine_update_row(engine, self.specs))
 
     # ---------------------------------------------------------------------- parts
 

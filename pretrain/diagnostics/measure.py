@@ -43,7 +43,7 @@ MICRO_BATCH = 4
 
 
 @dataclass(frozen=True)
-class RunFigures:
+class RunMeasures:
     """The values measured of one run."""
 
     name: str
@@ -60,7 +60,7 @@ class RunFigures:
 
 def measure_run(
     folder: Path, data: str | None = None, sequences: int = 32, steps: str = "last"
-) -> RunFigures:
+) -> RunMeasures:
     """Measure checkpoints of a run on held-out windows, and print a line for each.
 
     Args:
@@ -85,7 +85,7 @@ def measure_run(
         rows.setdefault(step, {}).update(last)
         print_lines(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
     in_order = [rows[step] for step in sorted(rows)]
-    return RunFigures(folder.name, *split_run_name(folder.name), in_order, last, source.model.num_layers)
+    return RunMeasures(folder.name, *split_run_name(folder.name), in_order, last, source.model.num_layers)
 
 
 def _parse_steps(folder: Path, steps: str) -> Sequence[int | None]:

@@ -172,7 +172,7 @@ class SpectralRates(Hook):
         if self._record is None:
             where = "checkpoint: records in state.json"
             self._record = from_dict(Factors, state.record(NAME), where, NAME)
-        figures: dict[str, float] = {}
+        values: dict[str, float] = {}
         if state.step <= self.last and state.step % self.every == 0:
             excess = self.config.measure == "excess"
             exponents = measure_exponents(engine, self.measured, self.specs, self.session.world, excess)
@@ -183,7 +183,7 @@ class SpectralRates(Hook):
             after = dict.fromkeys(present, 1.0) | {names[n]: factor for n, factor in factors.items()}
             self._record = Factors(state.step, present, after)
             state.records[NAME] = Record(to_dict(self._record))
-            figures = {f"llr/exponent/{name}": value for name, value in exponents.items()}
-            figures |= {f"llr/factor/{name}": value for name, value in factors.items()}
+            values = {f"llr/exponent/{name}": value for name, value in exponents.items()}
+            values |= {f"llr/factor/{name}": value for name, value in factors.items()}
         self.session.rates.factors = self._record.at(state.step, self.transition)
-        return HookResult(figures)
+        return HookResult(values)

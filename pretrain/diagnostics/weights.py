@@ -158,8 +158,8 @@ def update_row(groups: Sequence[str], updates: Iterable[Update]) -> dict[str, fl
     sums = torch.zeros(len(groups), 3, dtype=torch.float64)  # ‖lr u‖², ‖W‖² and number of elements
     for group, moved, weight, elements, share in updates:
         size = torch.linalg.vector_norm(weight, dtype=torch.float64).item()
-        figures = torch.tensor([moved**2, size**2, elements], dtype=torch.float64)
-        sums[groups.index(group)] += share * figures
+        terms = torch.tensor([moved**2, size**2, elements], dtype=torch.float64)
+        sums[groups.index(group)] += share * terms
     row = {}
     for name, (moved, whole, count) in zip(groups, _sum_over_ranks(sums).tolist(), strict=True):
         if count:

@@ -28,9 +28,16 @@ def valid_micro_batches(
 
 
 def share_batch(
-    global_batch_tokens: int, micro_batch: int | None, context_length: int, data_parallel: int
+    global_batch_tokens: int,
+    micro_batch: int | None,
+    context_length: int,
+    data_parallel: int,
+    context_parallel: int | None = None,
 ) -> tuple[int, int]:
     """Return the sequences per step, and those of one data-parallel rank.
+
+    Args:
+        context_parallel: ranks that share each sequence; None where none can.
 
     Raises:
         UserError: the tokens, the ranks or the micro-batch (unless None) do not divide; the message lists
@@ -46,11 +53,12 @@ def share_batch(
     sequences = global_batch_tokens // T
     if sequences % data_parallel:
         lower = max(1, sequences // data_parallel) * data_parallel * T
+        offer = _offer_context_parallel(sequences, T, data_parallel, context_parallel)
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
             f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)} "
-            "(deepspeed "
-            f"--num_gpus N), or give --global_batch_tokens {lower} or {lower + data_parallel * T}"
+            f"(deepspeed --num_accelerators N), or give --global_batch_tokens {lower} or "
+            f"{lower + data_parallel * T}{offer}"
         )
     per_rank = sequences // data_parallel
     if micro_batch is not None and per_rank % micro_batch:
@@ -59,3 +67,19 @@ def share_batch(
             f"{data_parallel} ranks has per step; valid values are {divisors(per_rank)}"
         )
     return sequences, per_rank
+
+
+def _offer_context_parallel(
+    sequences: int, context_length: int, data_parallel: int, context_parallel: int | None
+) -> str:
+    """The smallest context-parallel degree with which ranks can share fewer sequences than there are of them,
+    to end a message with; empty if there is none."""
+    if context_parallel is None or sequences >= data_parallel:
+        return ""
+    degrees = (
+        context_parallel * more
+        for more in divisors(data_parallel)
+        if sequences % (data_parallel // more) == 0 and context_length % (2 * context_parallel * more) == 0
+    )
+    degree = next(degrees, None)
+    return "" if degree is None else f", or let ranks share each sequence: --context_parallel {degree}"

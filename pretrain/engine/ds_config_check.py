@@ -146,7 +146,7 @@ NOT_SUPPORTED = {
     "compile": "use --compile true",
     "tensor_parallel": "use --tensor_parallel",
     "sequence_parallel_size": "use --context_parallel, which takes any head count",
-    "hybrid_engine": "it generates while training; use python -m pretrain.generate",
+    "hybrid_engine": "it generates while training; use head-schedules generate",
     "dump_state": "the merged configuration is the run folder's ds_config.json",
     "prescale_gradients": _AVERAGED,
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',

@@ -1,5 +1,5 @@
-"""Validation loss, and zero-shot scores through lm-eval: in training and as ``python -m
-pretrain.evaluation``.
+"""Validation loss, and zero-shot scores through lm-eval: in training and as
+``head-schedules evaluate``.
 
-Figures by layer and head belong to pretrain.diagnostics.
+Values by layer and head belong to pretrain.diagnostics.
 """

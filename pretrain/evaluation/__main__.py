@@ -1,4 +1,4 @@
-"""``python -m pretrain.evaluation``; see command.py."""
+"""``head-schedules evaluate``; see command.py."""
 
 import sys
 

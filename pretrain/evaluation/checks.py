@@ -108,7 +108,7 @@ def check_data_dir(data_dir: str | None) -> Path | None:
     """
     if data_dir is not None and not Path(data_dir).is_dir():
         raise UserError(
-            f"data_dir: {quote(data_dir)} is not a folder; python -m pretrain.evaluation save writes one"
+            f"data_dir: {quote(data_dir)} is not a folder; head-schedules evaluate save writes one"
         )
     return None if data_dir is None else Path(data_dir)
 

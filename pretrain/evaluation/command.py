@@ -1,9 +1,9 @@
-"""lm-eval's scores of a run or an export: ``python -m pretrain.evaluation DIR|runs/NAME --tasks piqa``.
+"""lm-eval's scores of a run or an export: ``head-schedules evaluate DIR|runs/NAME --tasks piqa``.
 
 ``--follow`` scores each checkpoint of a run that trains in another job.
 
 Several ranks share the work: ``deepspeed --num_accelerators 2 --module pretrain.evaluation …``.
-Without internet: ``python -m pretrain.evaluation save --tasks papers --data_dir DIR`` on a machine that has
+Without internet: ``head-schedules evaluate save --tasks papers --data_dir DIR`` on a machine that has
 it, then ``--data_dir DIR`` here.
 """
 
@@ -87,10 +87,10 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     options = parse_options(
         EvaluationOptions,
         arguments,
-        "python -m pretrain.evaluation",
+        "head-schedules evaluate",
         "Zero-shot scores through lm-eval.",
         positional=["model"],
-        epilog="For machines without internet, python -m pretrain.evaluation save --tasks papers "
+        epilog="For machines without internet, head-schedules evaluate save --tasks papers "
         "--data_dir DIR saves the tasks' data sets.",
     )
     check_variables("hub")
@@ -146,7 +146,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     scored = [headline(score_step(step)[2]) for step in earlier]
     model, step, results = score_step(options.step)
     scored.append(headline(results))
-    figures = {name: fmean(each[name] for each in scored) for name in scored[-1]}
+    scores = {name: fmean(each[name] for each in scored) for name in scored[-1]}
     if not world.is_main:
         return
     print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
@@ -154,7 +154,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
         print(log_line("note", f"{too_long} and cut on the left"))
     if earlier:
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         print(log_line("means", f"of {len(scored)} checkpoints, the table's and those before it: {shown}"))
     where = "evaluation.json" if step is None else f"evaluation/step_{step:06d}.json"
     out = Path(options.out or Path(options.model, where))
@@ -165,7 +165,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "earlier_steps": earlier,
         "tasks": tasks,
         "limit": options.limit,
-        "figures": figures,
+        "scores": scores,
         "results": results["results"],
         "items": results["n-samples"],
         "shots": results["n-shot"],
@@ -245,9 +245,7 @@ def run_save(arguments: Sequence[str]) -> None:
     Raises:
         UserError: bad input, or a data set that cannot be fetched.
     """
-    options = parse_options(
-        SaveOptions, arguments, "python -m pretrain.evaluation save", "Save tasks' data sets."
-    )
+    options = parse_options(SaveOptions, arguments, "head-schedules evaluate save", "Save tasks' data sets.")
     check_variables("hub")
     check_tasks(options.tasks, options.include_path)
     from pretrain.evaluation.scores import save_data_sets, task_manager

@@ -72,7 +72,7 @@ def read_data_set(folder: Path) -> Any:
             splits[entry.stem] = READERS[entry.suffix](str(entry), keep_in_memory=True)
     if not splits:
         raise UserError(
-            f"data_dir: no data set in {folder}; on a machine with internet: python -m pretrain.evaluation "
+            f"data_dir: no data set in {folder}; on a machine with internet: head-schedules evaluate "
             "save --tasks … --data_dir DIR"
         )
     return datasets.DatasetDict(splits)

@@ -8,7 +8,6 @@ only what is new. Nothing is held between two checkpoints: either job may be kil
 from __future__ import annotations
 
 import hashlib
-import json
 import signal
 import sys
 import time
@@ -218,14 +217,4 @@ def _score_one(follower: Follower, found: Found, score: Score, world: World) -> 
 
 def settings_of(options: Any, tasks: list[str]) -> dict[str, Any]:
     """What the scores of a command line depend on, as JSON keeps it."""
-    settings: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "tasks": tasks,
-                "limit": options.limit,
-                "num_fewshot": options.num_fewshot,
-                "dtype": options.dtype,
-            }
-        )
-    )
-    return settings
+    return {"tasks": tasks} | {name: getattr(options, name) for name in ("limit", "num_fewshot", "dtype")}

@@ -44,7 +44,7 @@ class EvaluationHook(IntervalHook):
         if problem:
             raise UserError(problem)
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         """Return ``evaluation/TASK/METRIC`` of each task, and a line with them.
 
         Collective; weights, gradients and random states do not change. Each copy of the model scores its
@@ -70,5 +70,5 @@ class EvaluationHook(IntervalHook):
         scores = headline(results)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         line = f"step {state.step:,}: {shown} ({time.monotonic() - began:.1f} s)"
-        figures = {f"evaluation/{name}": value for name, value in scores.items()}
-        return HookResult(figures, [log_line("scores", line)])
+        values = {f"evaluation/{name}": value for name, value in scores.items()}
+        return HookResult(values, [log_line("scores", line)])

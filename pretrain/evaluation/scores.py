@@ -141,7 +141,7 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
         reason = " ".join(str(error).split())
         raise UserError(
             f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); without "
-            "internet: python -m pretrain.evaluation save --tasks … --data_dir DIR elsewhere, then --data_dir"
+            "internet: head-schedules evaluate save --tasks … --data_dir DIR elsewhere, then --data_dir"
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
@@ -149,21 +149,21 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
 
 
 def drop_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """lm-eval's figures by task, with groups instead of their many subtasks."""
+    """lm-eval's scores by task, with groups instead of their many subtasks."""
     groups = results.get("group_subtasks", {}).items()
     subtasks = {name for group, names in groups if group in results["results"] for name in names}
     return {task: values for task, values in results["results"].items() if task not in subtasks}
 
 
 def headline(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures as ``task/metric`` -> value."""
-    figures = {}
+    """Return the scores as ``task/metric`` -> value."""
+    scores = {}
     for task, values in drop_subtasks(results).items():
         for key, value in values.items():
             metric, _, _ = key.partition(",")
             if "," in key and not metric.endswith("_stderr") and isinstance(value, int | float):
-                figures[f"{task}/{metric}"] = float(value)
-    return figures
+                scores[f"{task}/{metric}"] = float(value)
+    return scores
 
 
 @contextmanager

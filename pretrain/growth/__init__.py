@@ -4,5 +4,5 @@ spectrum.py  measure.py    what a check measures of every layer
 check.py  models.py        what is decided, and which models follow
 record.py  edit.py         what is remembered, and what is done to a checkpoint
 hook.py                    the hook of the trainer
-report/                    ``python -m pretrain.growth report runs/NAME``
+report/                    ``head-schedules growth report runs/NAME``
 """

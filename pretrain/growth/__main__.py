@@ -1,4 +1,4 @@
-"""``python -m pretrain.growth``; see report/command.py."""
+"""``head-schedules growth``; see report/command.py."""
 
 import sys
 

@@ -105,8 +105,8 @@ class Check:
         self.heads[layer] += 1 if kind == "grow" else -1
         self.state.layers[layer].wait = self.config.dwell
         measure = self.measures[layer]
-        figures = (self.heads[layer], measure.gamma, measure.extremes.largest)
-        self.state.events.append(Event(step, layer, change.head, kind, *figures))
+        values = (self.heads[layer], measure.gamma, measure.extremes.largest)
+        self.state.events.append(Event(step, layer, change.head, kind, *values))
         self.state.pending.append(change)
 
     # ---------------------------------------------------------------------- thresholds

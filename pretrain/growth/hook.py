@@ -101,7 +101,7 @@ class Growth(Hook):
         """Continue with other heads."""
         self.model, self._directions = model, {}
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         """Measure and decide. Collective; no training number changes.
 
         Returns:
@@ -139,7 +139,7 @@ class Growth(Hook):
         found: dict[str, Any] = {}
         if check:
             directions = check.decide(state.step, norms)
-            found = self._figures(check, norms)
+            found = self._values(check, norms)
         shared = (growth, directions, found, self._captured, self._top)
         growth, self._directions, found, self._captured, self._top = self.world.broadcast(shared)
         state.records[NAME] = Record(growth.to_json(), needed=True)
@@ -179,15 +179,15 @@ class Growth(Hook):
             )
         return measures
 
-    def _figures(self, check: Check, norms: Mapping[int, float]) -> dict[str, Any]:
+    def _values(self, check: Check, norms: Mapping[int, float]) -> dict[str, Any]:
         """The measurements, and the heads that the run continues with."""
-        figures: dict[str, Any] = {f"growth/gradient/layer_{layer}": norm for layer, norm in norms.items()}
+        values: dict[str, Any] = {f"growth/gradient/layer_{layer}": norm for layer, norm in norms.items()}
         for layer, measure in enumerate(check.measures):
-            figures[f"growth/heads/layer_{layer}"] = check.heads[layer]
-            figures[f"growth/gamma/layer_{layer}"] = measure.gamma
-            figures[f"growth/lambda_max/layer_{layer}"] = measure.extremes.largest
-            figures[f"growth/weakest_head/layer_{layer}"] = min(measure.energies)
-        return figures
+            values[f"growth/heads/layer_{layer}"] = check.heads[layer]
+            values[f"growth/gamma/layer_{layer}"] = measure.gamma
+            values[f"growth/lambda_max/layer_{layer}"] = measure.extremes.largest
+            values[f"growth/weakest_head/layer_{layer}"] = min(measure.energies)
+        return values
 
     def _line(self, changes: Sequence[Change], model: ModelConfig, step: int) -> str:
         """A one-line summary of the changes; growth.events holds them with values."""

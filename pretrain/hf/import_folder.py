@@ -20,6 +20,7 @@ from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.weights_only import write_weights
 from pretrain.config.hf_config_file import MODEL_TYPES, Format
+from pretrain.config.sources import load_recipe, nest
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer_hash
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
@@ -31,6 +32,9 @@ from pretrain.run.resume import IMPORTED
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.format import log_line
+
+CONTINUE = "continue"
+"""The recipe whose settings an import has."""
 
 
 def import_folder(folder: Path, run_folder: Path) -> None:
@@ -59,7 +63,8 @@ def import_folder(folder: Path, run_folder: Path) -> None:
             "ready", f"{escape_controls(str(run_folder))}: {model.num_parameters():,} parameters, step 0"
         )
     )
-    prepare = f"python -m pretrain.prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
+    print(log_line("note", "config.yaml has the settings of the recipe continue: check its rate and steps"))
+    prepare = f"head-schedules prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
     train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
     print(log_line("next", f"{prepare}\n{train}"))
 
@@ -93,14 +98,14 @@ def _write_run(
     write_weights(created / "checkpoints" / "step_000000", state, weights, created / "tokenizer")
     write_atomically(created / "latest", "step_000000\n")
     write_atomically(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
-    recipe = {
+    settings = nest(load_recipe(CONTINUE).values) | {
         "init_from": str(run_folder),  # under another name a run begins with these weights
         "model": str(run_folder / "model.json"),
         "name": run_folder.name,
         "runs_dir": str(run_folder.parent),
         "recipe": IMPORTED,
     }
-    write_atomically(created / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+    write_atomically(created / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
 
 
 def parameters(

@@ -217,7 +217,9 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
             hidden_states = hidden_states + attended
         elif cache is not None:
             # One number a token: the cache counts its tokens in layer 0, and keys of no width as none.
-            unread = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], 1)
+            # A quantised cache takes whole groups of numbers only.
+            group = getattr(cache.layers[0], "q_group_size", 1) if cache.layers else 1
+            unread = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], group)
             cache.update(unread, unread, self.layer_idx)
         if self.mlp is not None:
             hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))

@@ -69,7 +69,7 @@ def check_output(out: Path, overwrite: bool, kind: str = "model") -> None:
     """Reject a folder that exists, unless *overwrite* is given and it holds just what an export wrote.
 
     Args:
-        kind: what is to be made there, as in folders.KINDS.
+        kind: what is to be made there, a key of pretrain.utils.files.KINDS.
 
     Raises:
         UserError: it names the first file that would be lost.

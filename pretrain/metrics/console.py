@@ -20,7 +20,7 @@ WIDE = 80
 """Columns of a usual terminal."""
 FIRST = ("train_loss", "left", "tokens_per_second")
 """What a terminal shows first; other values follow if there is room."""
-# Figure -> its text, in the order of a line.
+# Value -> its text, in the order of a line.
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "train_loss": "loss {:.4f}".format,
     "val_loss": "val loss {:.4f}".format,
@@ -123,9 +123,9 @@ class Console:
 
     def line(self) -> str:
         """Return the newest values as a line of text, leaving out those that are not known."""
-        return SEPARATOR.join(self._figures().values())
+        return SEPARATOR.join(self._texts().values())
 
-    def _figures(self) -> dict[str, str]:
+    def _texts(self) -> dict[str, str]:
         """The step and the newest values as text, in the order of a line."""
         width = len(str(self.total_steps))
         known = dict(self.latest)
@@ -135,17 +135,17 @@ class Console:
             known.pop("skipped", None)
         if (left := self.seconds_left()) is not None:
             known["left"] = left
-        figures = {name: text(known[name]) for name, text in _TEXTS.items() if name in known}
-        return {"step": f"step {self.step:>{width}}/{self.total_steps}"} | figures
+        texts = {name: text(known[name]) for name, text in _TEXTS.items() if name in known}
+        return {"step": f"step {self.step:>{width}}/{self.total_steps}"} | texts
 
     def _describe(self) -> None:
         """Show next to the bar as many values as fit into the terminal; none is cut off."""
         assert self._bar is not None
-        columns, figures = terminal_columns(self.stream), self._figures()
-        shown, separator = figures.pop("step"), SEPARATOR if columns >= WIDE else "  "
-        for name in sorted(figures, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+        columns, texts = terminal_columns(self.stream), self._texts()
+        shown, separator = texts.pop("step"), SEPARATOR if columns >= WIDE else "  "
+        for name in sorted(texts, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
             room = columns - (BAR_COLUMNS if name not in FIRST else 0)
-            if len(longer := shown + separator + figures[name]) <= room:
+            if len(longer := shown + separator + texts[name]) <= room:
                 shown = longer
         beside = len(shown) + BAR_COLUMNS <= columns
         self._bar.bar_format = BAR_FORMAT if beside else "{desc}"

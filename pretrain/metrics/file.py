@@ -191,7 +191,7 @@ class Columns:
         while chunk := list(itertools.islice(rows, CHUNK)):
             steps = np.array([row["step"] for row in chunk])
             for name in dict.fromkeys(itertools.chain.from_iterable(chunk)):
-                with contextlib.suppress(TypeError, ValueError):  # no figure, but a list or text
+                with contextlib.suppress(TypeError, ValueError):  # no number, but a list or text
                     try:
                         at, values = steps, np.array([*map(itemgetter(name), chunk)], np.float64)
                     except KeyError:  # not in every row
@@ -205,7 +205,7 @@ class Columns:
         return [name for name in self._parts if name.startswith(prefix)]
 
     def __getitem__(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps int64 and values float64 of the rows that have the figure, in order of step; a step's last
+        """Steps int64 and values float64 of the rows that have the value, in order of step; a step's last
         value counts."""
         parts = self._parts.get(name) or [(np.empty(0, np.int64), np.empty(0))]
         steps, values = map(np.concatenate, zip(*parts, strict=True))
@@ -215,7 +215,7 @@ class Columns:
         return steps, values
 
     def over_tokens(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and values, both float64, of the steps that have the figure and tokens."""
+        """Tokens and values, both float64, of the steps that have the value and tokens."""
         (steps, values), (counted, tokens) = self[name], self["tokens"]
         known = np.isin(steps, counted)
         return tokens[np.searchsorted(counted, steps[known])], values[known]
@@ -288,14 +288,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_row(row: dict[str, Any], where: str) -> dict[str, Any]:
-    figures = {key: value for key, value in row.items() if key in Row.__annotations__ or "/" in key}
-    figures = {key: value for key, value in figures.items() if not key.endswith("/heads")}
+    numbers = {key: value for key, value in row.items() if key in Row.__annotations__ or "/" in key}
+    numbers = {key: value for key, value in numbers.items() if not key.endswith("/heads")}
     try:
-        return row | _ROW.validate_python(figures)
+        return row | _ROW.validate_python(numbers)
     except ValidationError as error:
         key = error.errors(include_url=False)[0]["loc"][0]
         raise UserError(
-            f"metrics: {where}: {key}: {quote(figures[str(key)])} is not valid; give a number, or take the "
+            f"metrics: {where}: {key}: {quote(numbers[str(key)])} is not valid; give a number, or take the "
             "line out"
         ) from None
 

@@ -1,4 +1,4 @@
-"""Sends a session's figures to the console, metrics.jsonl, wandb and TensorBoard: among them tokens per
+"""Sends a session's values to the console, metrics.jsonl, wandb and TensorBoard: among them tokens per
 second without the time spent on anything but training, and what a rank's own work takes."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Metrics:
         return self
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Show the last figures, and give wandb so many *seconds* to finish."""
+        """Show the last values, and give wandb so many *seconds* to finish."""
         if self._console is not None:
             with note_errors("last line", print):
                 self._console.close()
@@ -134,8 +134,8 @@ class ForwardClock:
         return seconds / passes if passes else float("nan")
 
 
-def rank_figures(clock: ForwardClock, world: World, rates: dict[str, float]) -> dict[str, float]:
-    """The figures ``ranks/…`` of the steps since the last call; none of a run of one rank. Collective.
+def rank_values(clock: ForwardClock, world: World, rates: dict[str, float]) -> dict[str, float]:
+    """The values ``ranks/…`` of the steps since the last call; none of a run of one rank. Collective.
 
     Args:
         rates: of all ranks, with tokens_per_second if it is known.
@@ -144,14 +144,14 @@ def rank_figures(clock: ForwardClock, world: World, rates: dict[str, float]) -> 
         return {}
     seconds = world.gather(clock.read())
     slowest = max(range(world.size), key=seconds.__getitem__)
-    figures = {
+    values = {
         "ranks/forward_seconds": sum(seconds) / world.size,
         "ranks/forward_seconds_slowest": seconds[slowest],
         "ranks/slowest": slowest,
     }
     if "tokens_per_second" in rates:
-        figures["ranks/tokens_per_second"] = rates["tokens_per_second"] / world.size
-    return figures
+        values["ranks/tokens_per_second"] = rates["tokens_per_second"] / world.size
+    return values
 
 
 class Throughput:

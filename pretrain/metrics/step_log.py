@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.metrics.metrics import ForwardClock, Metrics, rank_figures
+from pretrain.metrics.metrics import ForwardClock, Metrics, rank_values
 from pretrain.runtime.world import World
 
 LOSSES = ("train_loss", "z_loss")
@@ -57,7 +57,7 @@ class StepLog:
         self._norms.append(grad_norm)
 
     def read(self) -> dict[str, Any] | None:
-        """Read all noted figures from the device at once, and count their steps as done. Collective.
+        """Read all noted values from the device at once, and count their steps as done. Collective.
 
         LOSSES are means over the data-parallel ranks, ``grad_norm`` is the global norm before clipping.
 
@@ -84,7 +84,7 @@ class StepLog:
                 self.metrics.log(self._step, extra)
             return
         rates = self.metrics.throughput.rates()
-        ranks = rank_figures(self.forward, self.world, rates)
+        ranks = rank_values(self.forward, self.world, rates)
         last = {"seconds": round(self.seconds, 3), **rates, **ranks, **(extra or {})}
         self._rows[-1][1].update(last)
         for step, row in self._rows:

@@ -1,4 +1,4 @@
-"""``python -m pretrain.plan``; see command.py."""
+"""``head-schedules plan``; see command.py."""
 
 import sys
 

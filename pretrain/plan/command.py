@@ -1,8 +1,8 @@
 """Dry run of a training command: memory, communication and time of a rank, with no GPU and no process group.
 
-    python -m pretrain.plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
+    head-schedules plan --config 757m --nodes 2 --gpus_per_node 8 --ds_config ds_configs/zero2.json
 
-takes every flag of pretrain/main.py besides its own. A plan that does not fit is rejected with exit code 2
+takes every flag of a training besides its own. A plan that does not fit is rejected with exit code 2
 and a one-line error that lists what would fit. The plan itself is made in run_plan.py; this file reads flags
 and prints.
 """
@@ -49,10 +49,10 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
         UserError: for settings that pretrain.config.run_config rejects, or an option that is out of range.
     """
     parser = CommandParser(
-        prog="python -m pretrain.plan",
+        prog="head-schedules plan",
         allow_abbrev=False,
         description="Memory, communication and time of a run, without running it. Takes every flag of "
-        "pretrain/main.py (its --help lists them) and these:",
+        "head-schedules train (its --help lists them) and these:",
     )
     add = parser.add_argument
     add("--nodes", type=int, default=1, help="machines (1)")
@@ -61,6 +61,11 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     add("--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's")
     add("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
     add("--mfu", type=float, help="share of the peak that such a run was measured to reach; gives the time")
+    add(
+        "--rates",
+        metavar="FILE",
+        help="what a GPU was measured to do (benchmarks/rates.py); predicts the time",
+    )
     add("--compare", action="store_true", help="compare ZeRO stages and tensor-parallel degrees in a table")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
     options, run_arguments = parser.parse_known_args(list(arguments))
@@ -75,10 +80,12 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
             "--peak_tflops"
         )
+    if options.mfu is not None and options.rates is not None:
+        raise UserError("rates: give --rates or --mfu, not both")
     command = parse_command_line(run_arguments)
     for name in ("plot_lr", "print_config"):
         if getattr(command, name):
-            raise UserError(f"{name}: a plan does not do that; give --{name} to pretrain/main.py")
+            raise UserError(f"{name}: a plan does not do that; give --{name} to head-schedules train")
     return options, command.run, command.ds_config
 
 
@@ -95,6 +102,8 @@ def run_plan(arguments: list[str]) -> None:
     from pretrain.plan.comparison import compare
     from pretrain.plan.report import describe, to_json
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
+    from pretrain.plan.saved_run import check_continues
+    from pretrain.plan.speed import assumed_rates, read_rates
     from pretrain.runtime.hardware import data_sheet_peak
 
     gpu, memory = GPUS[options.gpu]
@@ -105,10 +114,17 @@ def run_plan(arguments: list[str]) -> None:
         print("\n".join(compare(run, machine)))
         return
     plan = make_plan(run, read_ds_config(path), machine, options.mfu)
+    check_continues(run)
     peak = data_sheet_peak(gpu, torch.bfloat16 if plan.settings.bf16 else torch.float32)
     if options.peak_tflops is not None:
         peak = options.peak_tflops * 1e12
-    plan = dataclasses.replace(plan, machine=dataclasses.replace(plan.machine, peak=peak))
+    rates = None
+    if plan.settings.bf16:
+        rates = read_rates(options.rates) if options.rates else peak and assumed_rates(options.gpu, peak)
+    elif options.rates:
+        raise UserError("rates: they are those of bf16, and the run's precision is fp32; leave --rates out")
+    machine = dataclasses.replace(plan.machine, peak=peak)
+    plan = dataclasses.replace(plan, machine=machine, rates=rates or None)
     if options.json:
         print(json.dumps(to_json(plan), indent=2))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from model.errors import UserError
+from model.errors import UserError, divisors
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import find_ds_config
 from pretrain.engine.ds_config_check import read_ds_config
@@ -20,9 +20,8 @@ def compare(run: RunConfig, machine: Machine) -> list[str]:
     The micro-batch is the run's, or the one that training would choose. A combination that training rejects
     has the reason in its row.
     """
-    degrees = [t for t in range(1, machine.gpus_per_node + 1) if machine.gpus_per_node % t == 0]
     lines = [f"{'':8}{'t':>4}{'micro-batch':>14}{'accumulated':>14}{'peak GiB':>11}{'sent GB a step':>17}"]
-    for name, degree in itertools.product(STAGES, degrees):
+    for name, degree in itertools.product(STAGES, divisors(machine.gpus_per_node)):
         wider = dataclasses.replace(run, tensor_parallel=degree)
         try:
             row = _row(make_plan(wider, read_ds_config(find_ds_config(name)), machine, mfu=None))

@@ -1,6 +1,6 @@
 """Bytes that context parallelism sends, layer by layer, and those of other methods. Needs no torch.
 
-``python -m pretrain.presets context --model prism-124m --context_parallel 8`` prints the plan.
+``head-schedules presets context --model prism-124m --context_parallel 8`` prints the plan.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.attention import flash_supports
 from model.config import ModelConfig
 from model.context_plan import ContextForm, context_form
 from model.documents import varlen_head_dim
+from model.kernels import flash_supports
 from model.lm_head_loss import token_products
 from model.loss import CHUNK_ELEMENTS
 from model.parallel_plan import choose_form, head_groups

@@ -49,9 +49,12 @@ def plan_batch(
         UserError: on a CPU, weights and optimizer state are larger than the memory; something does not
             divide, or the ranks that share heads cannot split the micro-batch; the message lists what would.
     """
-    sequences, per_rank = share_batch(global_batch_tokens, micro_batch, model.context_length, data_parallel)
     settings = settings or EngineSettings()
     c = settings.context_parallel
+    shared = c if model.classes is None else None
+    sequences, per_rank = share_batch(
+        global_batch_tokens, micro_batch, model.context_length, data_parallel, shared
+    )
     device: DeviceType = "cpu" if device_type == "cpu" else "cuda"
     if device == "cpu":
         _check_states_fit(model, settings, data_parallel, memory, tensor_parallel)
@@ -106,7 +109,7 @@ def _check_states_fit(
             f"model: {model.num_parameters():,} parameters (d_model {model.d_model}, {model.num_layers} "
             f"layers, FFN width {max(model.ffn_widths)}) need {needed / 2**30:,.1f} GiB a rank for "
             f"weights and optimizer state, and a rank has {memory / 2**30:,.1f} GiB here; give a smaller "
-            "model, or more machines and ZeRO stage 3 (python -m pretrain.plan tells what fits)"
+            "model, or more machines and ZeRO stage 3 (head-schedules plan tells what fits)"
         )
 
 

@@ -97,7 +97,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
 
 def _traffic_lines(plan: RunPlan) -> list[str]:
     run, traffic, among = plan.run, plan.traffic, "among tensor-parallel ranks"
-    exchange = f"{among}; python -m pretrain.presets exchange has layers"
+    exchange = f"{among}; head-schedules presets exchange has layers"
     replicas = "data- and context-parallel" if run.context_parallel > 1 else "data-parallel"
     rows = [
         ("gradients", traffic.gradients, f"among {replicas} ranks"),
@@ -106,7 +106,7 @@ def _traffic_lines(plan: RunPlan) -> list[str]:
         ("head exchange", traffic.head_exchange, exchange),
     ]
     if run.context_parallel > 1:
-        note = "among context-parallel ranks; python -m pretrain.presets context has layers"
+        note = "among context-parallel ranks; head-schedules presets context has layers"
         rows.append(("heads, keys, values", traffic.context, note))
     if traffic.host:
         rows.append(("host and device", traffic.host, "gradients down, weights up"))
@@ -129,7 +129,7 @@ def _time_lines(plan: RunPlan) -> list[str]:
         f"{plan.flops_per_step:.3e} a step, {plan.flops_per_step * run.steps:.3e} in all",
     ]
     seconds = plan.seconds_per_step
-    if seconds is None or machine.peak is None:
+    if seconds is None:
         precision = "bf16" if plan.settings.bf16 else "fp32"
         if machine.peak is None:
             return [*lines, f"time     not estimated: no {precision} peak is known; give --peak_tflops"]
@@ -139,12 +139,21 @@ def _time_lines(plan: RunPlan) -> list[str]:
             *lines,
             f"time     {times} MFU (assumed); give --mfu as a run like this one printed it",
         ]
-    hours = seconds * run.steps / 3600
+    hours, mfu = seconds * run.steps / 3600, plan.predicted_mfu
+    share = (
+        ""
+        if mfu is None or machine.peak is None
+        else (f", at an MFU of {mfu:.3g} of {machine.peak / 1e12:,.0f} TFLOP/s a GPU")
+    )
     lines.append(
         f"time     {seconds:.3g} s a step, {plan.tokens_per_step / seconds:,.0f} tokens/s, {hours:,.3g} "
-        f"hours in all ({hours * machine.ranks:,.3g} GPU-hours), at an MFU of {plan.mfu:g} of "
-        f"{machine.peak / 1e12:,.0f} TFLOP/s a GPU"
+        f"hours in all ({hours * machine.ranks:,.3g} GPU-hours){share}"
     )
+    if plan.mfu is None and plan.rates is not None:
+        lines.append(
+            f"         predicted from counted work and {plan.rates.source}, without communication; give "
+            "--rates or --mfu"
+        )
     if plan.settings.checkpointing:
         lines.append("         MFU does not count what is recomputed: expect about a quarter less of it")
     return lines
@@ -191,7 +200,8 @@ def to_json(plan: RunPlan) -> dict[str, Any]:
         else {each.folder: each.passes(plan.tokens_per_step * run.steps) for each in plan.corpora},
         "flops_per_token": plan.model.flops_per_token(),
         "flops_per_step": plan.flops_per_step,
-        "mfu": plan.mfu,
+        "mfu": plan.predicted_mfu,
+        "rates": None if plan.rates is None else plan.rates.source,
         "seconds_per_step": seconds,
         "seconds": None if seconds is None else seconds * run.steps,
         "fits": plan.fits,

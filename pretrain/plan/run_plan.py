@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,11 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
+from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.plan.corpora import PlannedCorpus, find_corpora, model_fields
 from pretrain.plan.memory import MemoryPlan, memory_plan
 from pretrain.plan.micro_batch import find_micro_batch, usable_memory
+from pretrain.plan.speed import Rates, Work, count_work
 from pretrain.plan.traffic import Traffic, traffic
 from pretrain.run.decisions import Facts, decide
 
@@ -64,9 +67,13 @@ class RunPlan:
     batch: BatchPlan
     memory: MemoryPlan
     traffic: Traffic
+    work: Work
+    """What a rank computes in a step."""
     mfu: float | None
     """Share of the GPUs' peak that such a run was measured to reach."""
-    corpora: list[PlannedCorpus] | None
+    rates: Rates | None = None
+    """What one GPU does, from which the time is predicted where there is no *mfu*."""
+    corpora: list[PlannedCorpus] | None = None
     """What the run reads; None where it is not on this machine."""
 
     @property
@@ -81,10 +88,19 @@ class RunPlan:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Seconds per step at *mfu* of the GPUs' peak; None where one of them is not known."""
-        if self.machine.peak is None or self.mfu is None:
+        """Seconds per step at *mfu* of the GPUs' peak, or by their rates; None where neither is known."""
+        if self.mfu is not None and self.machine.peak is not None:
+            return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
+        if self.rates is not None and self.mfu is None:
+            return self.work.seconds(self.rates, self.model.d_model)
+        return None
+
+    @property
+    def predicted_mfu(self) -> float | None:
+        """Share of the GPUs' peak that seconds_per_step is."""
+        if self.seconds_per_step is None or self.machine.peak is None:
             return None
-        return self.flops_per_step / (self.mfu * self.machine.peak * self.machine.ranks)
+        return self.flops_per_step / (self.seconds_per_step * self.machine.peak * self.machine.ranks)
 
     @property
     def fits(self) -> bool:
@@ -100,6 +116,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         UserError: for what the trainer would reject: sizes that do not divide, contradicting settings.
     """
     check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
+    LearningRateSchedule(run.schedule, run.steps)  # lengths that do not fit into the run
     corpora = find_corpora(run)
     asked = run.build_model_config(**model_fields(run, corpora))
     model = run.largest_model_config(asked)
@@ -116,6 +133,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         batch=batch,
         memory=memory_plan(model, settings, *sizes),
         traffic=traffic(model, settings, *sizes),
+        work=count_work(model, settings, batch, run.tensor_parallel, compiled=decisions.compile.value),
         mfu=mfu,
         corpora=corpora,
     )
@@ -143,12 +161,14 @@ def suggest_flags(plan: RunPlan) -> list[str]:
             candidates.append((f"--ds_config ds_configs/{name}.json", shipped, t))
     if planned == 1:  # else a smaller micro-batch sends nothing more
         for degree in divisors(plan.machine.ranks // t):
-            if degree > run.context_parallel and _splits(plan.model, degree, t, run.sequence_parallel):
+            if degree > run.context_parallel and _admits(
+                check_context_parallel, plan.model, degree, t, sequence_parallel=run.sequence_parallel
+            ):
                 changed = dataclasses.replace(settings, context_parallel=degree)
                 candidates.append((f"--context_parallel {degree}", changed, t))
     for degree in range(t + 1, plan.machine.ranks + 1):
-        if plan.machine.ranks % (degree * run.context_parallel) == 0 and _divides(
-            plan.model, degree, run.sequence_parallel
+        if plan.machine.ranks % (degree * run.context_parallel) == 0 and _admits(
+            check_tensor_parallel, plan.model, degree, sequence_parallel=run.sequence_parallel
         ):
             wider = dataclasses.replace(run, tensor_parallel=degree)  # "auto" buckets follow the degree
             changed = EngineSettings.from_run(
@@ -179,17 +199,10 @@ def _find_largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int,
     return find_micro_batch(per_rank, plan.model, settings, *sizes) or 0
 
 
-def _splits(model: ModelConfig, degree: int, t: int, sequence_parallel: bool) -> bool:
+def _admits(check: Callable[..., None], *given: Any, sequence_parallel: bool) -> bool:
+    """Whether a check of the model and its degrees raises no UserError."""
     try:
-        check_context_parallel(model, degree, t, sequence_parallel=sequence_parallel)
-    except UserError:
-        return False
-    return True
-
-
-def _divides(model: ModelConfig, degree: int, sequence_parallel: bool) -> bool:
-    try:
-        check_tensor_parallel(model, degree, sequence_parallel=sequence_parallel)
+        check(*given, sequence_parallel=sequence_parallel)
     except UserError:
         return False
     return True

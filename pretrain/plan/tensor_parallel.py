@@ -1,6 +1,6 @@
 """Bytes that tensor parallelism sends, layer by layer. Needs no torch.
 
-``python -m pretrain.presets exchange --model prism-124m --tensor_parallel 4`` prints the plan.
+``head-schedules presets exchange --model prism-124m --tensor_parallel 4`` prints the plan.
 """
 
 from __future__ import annotations

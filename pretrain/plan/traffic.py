@@ -9,7 +9,7 @@ from pretrain.engine.ds_config import FP32_BYTES, EngineSettings
 from pretrain.plan.context_parallel import plan_context_parallel
 from pretrain.plan.footprint import rank_parameters
 from pretrain.plan.memory import gathered_bytes, muon_elements, persistent_elements
-from pretrain.plan.tensor_parallel import plan_tensor_parallel as tensor_plan
+from pretrain.plan.tensor_parallel import plan_tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Traffic:
     """Between device and host, with offloading: gradients down, weights up."""
     muon: int = 0
     """Among all ranks: pieces of matrices on their way to the owners, and of updates on their way back."""
-
     context: int = 0
     """Context parallelism's heads, keys and values."""
 
@@ -64,8 +63,7 @@ def traffic(
     - stage 1: gradients once a step, 2 n (DeepSpeed all-reduces buckets, and keeps its part); weights, n;
     - stage 2: the same, but gradients once a micro-batch, since a rank keeps the sums of its part only;
     - stage 3: gradients n a micro-batch; weights n for each forward pass, and for each backward pass those
-    that were
-      released in between; parameters below the persistence threshold once a step.
+      that were released in between; parameters below the persistence threshold once a step.
 
     Gradients travel in the ds_config's communication_data_type, weights in the compute precision.
     Tensor-parallel bytes are pretrain.plan.tensor_parallel's; activation checkpointing repeats their forward
@@ -100,7 +98,7 @@ def traffic(
         weights = count_sent(s * total)
 
     dtype = "bf16" if settings.bf16 else "fp32"
-    tensor_traffic = tensor_plan(config, tensor_parallel, micro_batch, dtype, c)
+    tensor_traffic = plan_tensor_parallel(config, tensor_parallel, micro_batch, dtype, c)
     context = plan_context_parallel(
         config, c, tensor_parallel, micro_batch, dtype, checkpointing=settings.checkpointing
     )

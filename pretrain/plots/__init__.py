@@ -1,1 +1,1 @@
-"""Curves of runs: ``python -m pretrain.plots runs/A runs/B``, and those that a run draws at its end."""
+"""Curves of runs: ``head-schedules plot runs/A runs/B``, and those that a run draws at its end."""

@@ -1,4 +1,4 @@
-"""``python -m pretrain.plots``: see pretrain/plots/command.py."""
+"""``head-schedules plot``: see pretrain/plots/command.py."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Curves of one run or several: ``python -m pretrain.plots runs/A [runs/B …] [--out curves.png]``."""
+"""Curves of one run or several: ``head-schedules plot runs/A [runs/B …] [--out curves.png]``."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def run_plots(arguments: list[str]) -> None:
     Raises:
         UserError: a folder without metrics.
     """
-    parser = CommandParser(prog="python -m pretrain.plots", description="Draw the curves of runs.")
+    parser = CommandParser(prog="head-schedules plot", description="Draw the curves of runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument(
         "--out", type=Path, help="PNG to write (default: plots/training.png of the first run)"

@@ -1,4 +1,4 @@
-"""``python -m pretrain.prepare``; see command.py."""
+"""``head-schedules prepare``; see command.py."""
 
 import sys
 

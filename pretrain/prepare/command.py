@@ -1,4 +1,4 @@
-"""``python -m pretrain.prepare``: turns text into a corpus folder; ``… labelled``, ``… inspect``,
+"""``head-schedules prepare``: turns text into a corpus folder; ``… labelled``, ``… inspect``,
 ``… verify``."""
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class PrepareOptions:
     """keep the first of documents with equal text only"""
     max_tokens: int | None = None
     """stop before the document that would exceed so many tokens in all"""
-    processes: PositiveInt = len(os.sched_getaffinity(0))
-    """processes that tokenize, by default the cores; the output does not depend on it"""
+    processes: PositiveInt | None = None
+    """processes that tokenize (default: as many as cores); the output does not depend on it"""
     shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] | None = None
     """do share I of N only, given as I/N (0 ≤ I < N); the share that is done last makes the folder"""
 
@@ -142,10 +142,10 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     options = parse_options(
         PrepareOptions,
         argv,
-        "python -m pretrain.prepare",
+        "head-schedules prepare",
         "Tokenize text into a corpus folder that the trainer reads. After an interruption, run the same "
         "command again to resume.",
-        epilog="python -m pretrain.prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
+        epilog="head-schedules prepare inspect FOLDER shows what a corpus holds, verify FOLDER checks "
         "every byte, labelled makes a classification task.",
     )
     _check_source(options)
@@ -166,8 +166,9 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
         if fraction is None and isinstance(source, HubDataset) and not source.local:
             selection = replace(selection, validation_fraction=HUB_VALIDATION_FRACTION)
         lossy = options.lossy_tokenizer
+        processes = options.processes or len(os.sched_getaffinity(0))
         preparation = Preparation(
-            source, out, tokenizer, selection, print_lines, options.processes, lossy_tokenizer=lossy
+            source, out, tokenizer, selection, print_lines, processes, lossy_tokenizer=lossy
         )
         if options.shard is None:
             return preparation.make()
@@ -179,9 +180,7 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
 
 
 def _open(name: str, description: str, argv: Sequence[str]) -> Corpus:
-    options = parse_options(
-        CorpusOptions, argv, f"python -m pretrain.prepare {name}", description, ["folder"]
-    )
+    options = parse_options(CorpusOptions, argv, f"head-schedules prepare {name}", description, ["folder"])
     return Corpus.open(options.folder, load_tokenizer(options.tokenizer) if options.tokenizer else None)
 
 

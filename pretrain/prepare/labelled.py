@@ -1,4 +1,4 @@
-"""``python -m pretrain.prepare labelled``: makes a corpus of labelled examples."""
+"""``head-schedules prepare labelled``: makes a corpus of labelled examples."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_labelled(argv: Sequence[str]) -> Path:
     options = parse_options(
         LabelledOptions,
         argv,
-        "python -m pretrain.prepare labelled",
+        "head-schedules prepare labelled",
         "Tokenize labelled examples into a corpus for --task classification.",
     )
     for one, other in (("tokenizer", "train_tokenizer"), ("validation", "validation_fraction")):

@@ -26,6 +26,7 @@ from typing import Any
 from model.errors import UserError
 from pretrain.data.indexed import token_dtype
 from pretrain.data.meta import FORMAT_VERSION, CorpusMeta, SplitEntry, TokenizerEntry
+from pretrain.data.sentencepiece_bpe import find_export_obstacle
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.prepare.assemble import DEFAULT_SELECTION, SPLITS, Selection, assemble
 from pretrain.prepare.parts import PART_BYTES, Job, Part, find_finished_parts, is_complete, unit_key
@@ -168,6 +169,10 @@ class Preparation:
             for part in (units[:held_out], units[held_out:]):
                 records = (record for unit in part for record in self.source.read(unit))
                 check_round_trip(tokenizer, (each for each in records if isinstance(each, Document)))
+        if isinstance(tokenizer, Tokenizer) and (obstacle := find_export_obstacle(tokenizer)):
+            self.report(
+                f"note        a run on this corpus cannot be exported to Hugging Face: tokenizer {obstacle}"
+            )
         self.parts_folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.parts_folder)
         if not saved.is_dir():

@@ -54,10 +54,10 @@ class Progress:
         """Report that *size* bytes of text are done, of an estimated *total* (0 if nothing is known)."""
         rate = (size - self.before) / max(self._clock() - self._started, 1e-9)
         of_total = f" of {total / 1e6:.1f}" if total else ""
-        figures = [f"{documents:,} documents", f"{size / 1e6:.1f}{of_total} MB"]
+        parts = [f"{documents:,} documents", f"{size / 1e6:.1f}{of_total} MB"]
         if tokens:
-            figures.append(f"{tokens:,} tokens")
-        figures.append(f"{rate / 1e6:.1f} MB/s")
+            parts.append(f"{tokens:,} tokens")
+        parts.append(f"{rate / 1e6:.1f} MB/s")
         if total > size and rate > 0:
-            figures.append(f"{human_seconds((total - size) / rate)} left")
-        self._report(f"{self.stage}: {', '.join(figures)}")
+            parts.append(f"{human_seconds((total - size) / rate)} left")
+        self._report(f"{self.stage}: {', '.join(parts)}")

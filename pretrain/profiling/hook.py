@@ -55,7 +55,7 @@ class Profiler(Hook):
         """At the last traced step."""
         return step == self.last
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         """End the trace and write it."""
         if self.running is None:  # the session began after the trace
             return HookResult()

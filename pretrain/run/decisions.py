@@ -36,6 +36,7 @@ CPU_FLOPS = 5e12
 BLOCKS_CONTEXT = 512
 """Longer sequences gain on an idle machine, too, but lose on a busy one, whose waiting threads sleep."""
 AS_BEGUN = "as the run began"
+AS_SET = "as set"
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def decide(
     settings = EngineSettings.from_run(run, ds_config, bf16, largest, fused.value)
     batch = _batch(run, largest, saved, facts, settings)
     return Decisions(
-        model=Decision(model, "of the checkpoint" if saved.model else "as asked for"),
+        model=Decision(model, "of the checkpoint" if saved.model else AS_SET),
         largest=largest,
         dtype=dtype,
         threads=_threads(saved, facts),
@@ -195,7 +196,7 @@ def _threads(saved: TrainingState, facts: Facts) -> Decision[int]:
     """
     before = saved.world
     if facts.threads_asked:
-        return Decision(facts.threads, "asked for")
+        return Decision(facts.threads, AS_SET)
     if before is None or before.ranks != facts.ranks or facts.device != "cpu":
         return Decision(facts.threads, "the cores shared among the ranks")
     return Decision(before.threads, AS_BEGUN)
@@ -207,7 +208,7 @@ def _compile(
     """Whether the blocks, the final norm and the loss are compiled. Nothing is timed: a resumed run decides
     alike."""
     if isinstance(run.compile, bool):
-        return Decision(run.compile, f"compile: {str(run.compile).lower()}")
+        return Decision(run.compile, AS_SET)
     if stage == 3:
         return Decision(False, "not at ZeRO stage 3, whose hooks split every block")
     if saved.decided is not None and (saved.world is None or saved.world.device == facts.device):
@@ -231,7 +232,7 @@ def _fused(run: RunConfig, stage: int, compiled: bool, saved: TrainingState, fac
     saves; on a CPU it made no difference (docs/performance.md).
     """
     if run.fused != "auto":
-        return Decision(run.fused, f"fused: {run.fused}")
+        return Decision(run.fused, AS_SET)
     if saved.decided is not None:
         before = saved.decided.fused
         if before == "all" and stage == 3:
@@ -251,7 +252,7 @@ def _attention(
     to 384 (docs/performance.md). In fp32 they gain little; GPUs have kernels that they would not reach.
     """
     if run.attention != "auto":
-        return Decision(run.attention, f"attention: {run.attention}")
+        return Decision(run.attention, AS_SET)
     if saved.decided is not None:
         kept = saved.decided.attention == "blocks" and facts.device == "cpu"
         return Decision("blocks" if kept else "torch", AS_BEGUN)

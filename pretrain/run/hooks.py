@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class HookResult:
     """Values and console lines that a hook reports for a step."""
 
-    figures: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     """Key of metrics.jsonl -> number, equal on all ranks; lists under names that end in /heads."""
     lines: list[str] = field(default_factory=list)
     """Lines for the console."""
@@ -55,12 +55,12 @@ class Hook:
         """Whether ``run`` is to be called after this many steps."""
         return False
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         """Act after step ``state.step``.
 
         Args:
             engine: DeepSpeed's engine; ``engine.module`` is the model.
-            figures: the step's row of metrics.jsonl so far, equal on all ranks: ``train_loss`` (nats per
+            row: the step's row of metrics.jsonl so far, equal on all ranks: ``train_loss`` (nats per
                 token), ``grad_norm`` (before clipping), and the values from hooks before this one, such as
                 ``val_loss``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import diff_settings
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
+from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.run.hooks import Hook
 
 # Settings whose changes are not noted, since they are harmless (a run's place, logging, length) or checked
@@ -169,13 +171,37 @@ def check_resume(
     return [change for change in resharded if change] + _notes(saved, state, run)
 
 
+def describe_rate_change(earlier: RunConfig, run: RunConfig, step: int) -> list[str]:
+    """A line if the base learning rate of the next step is not the one that the last session would have used.
+
+    Args:
+        step: how many steps were trained.
+    """
+    if step == 0 or (step >= run.steps):
+        return []
+
+    def rate(settings: RunConfig, at: int) -> float:
+        at = min(at, settings.steps - 1)  # a finished run ends with the rate of its last step
+        return settings.optimizer.learning_rate * LearningRateSchedule(
+            settings.schedule, settings.steps
+        ).factor(at)
+
+    before, planned, now = rate(earlier, step - 1), rate(earlier, step), rate(run, step)
+    if math.isclose(planned, now, rel_tol=1e-3):
+        return []
+    return [
+        f"learning rate: {before:.2e} at step {step:,}, {now:.2e} at step {step + 1:,} (--plot_lr draws it)"
+    ]
+
+
 def _notes(saved: TrainingState, state: TrainingState, run: RunConfig) -> list[str]:
-    differing = diff_settings(_read_earlier_request(saved), run) if saved.run else {}
+    earlier = _read_earlier_request(saved) if saved.run else run
     notes = [
         f"{name} changed: {before} -> {now}"
-        for name, (before, now) in differing.items()
+        for name, (before, now) in diff_settings(earlier, run).items()
         if name.split(".")[0] not in SILENT
     ]
+    notes += describe_rate_change(earlier, run, saved.step)
     before, now = to_dict(saved.world) if saved.world else {}, to_dict(state.world)
     notes += [
         f"{key} changed: {before[key]} -> {now[key]}; numbers are no longer bit-identical"

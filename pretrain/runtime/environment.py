@@ -26,6 +26,7 @@ import psutil
 
 from model.errors import UserError, quote
 from pretrain.utils.env_check import check_variables
+from pretrain.utils.format import count_of
 
 THREADS_PER_CORE = 4
 """Most threads per rank for each core of the machine: more only wait, and very many end the process."""
@@ -75,7 +76,7 @@ def read_environment() -> Launch:
     local_rank = _integer("LOCAL_RANK", 0)
     if local_rank >= local_size:
         raise UserError(
-            f"LOCAL_RANK: {local_rank} is not valid for {local_size} rank{'s' if local_size > 1 else ''} on "
+            f"LOCAL_RANK: {local_rank} is not valid for {count_of(local_size, 'rank')} on "
             f"this machine; valid: 0 to {local_size - 1}"
         )
     return Launch(rank, local_rank, size, local_size)
@@ -245,7 +246,7 @@ def _command(arguments: list[str]) -> list[str]:
         if command[len(command) - len(arguments) :] == arguments and not own:
             return _to_typed_command(command)
     # A program of the user's has called train.
-    return [*(["python", "-m", "pretrain.main"] if alone else _launcher_of_environment()), *arguments]
+    return [*(["head-schedules", "train"] if alone else _launcher_of_environment()), *arguments]
 
 
 def _to_typed_command(command: list[str]) -> list[str]:

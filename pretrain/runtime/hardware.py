@@ -13,6 +13,7 @@ from torch.utils.benchmark import Timer
 
 from model.errors import UserError
 from pretrain.runtime.environment import read_environment
+from pretrain.utils.format import count_of
 
 SHARING = "RUNS_PER_DEVICE"
 """The variable in which ``study run --parallel`` tells a run how many train in its device's memory at a
@@ -69,7 +70,7 @@ def detect_device() -> torch.device:
     if local_rank >= count:
         raise UserError(
             f"LOCAL_RANK: {local_rank} is not valid with {count} visible GPUs; start {count} ranks on a node "
-            f"(deepspeed --num_gpus {count}, sbatch --ntasks-per-node={count})"
+            f"(deepspeed --num_accelerators {count}, sbatch --ntasks-per-node={count})"
         )
     return torch.device("cuda", local_rank)
 
@@ -79,10 +80,8 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
-    cores = available_cores()
-    threads = torch.get_num_threads()
-    plural = {count: "s" if count != 1 else "" for count in (cores, threads)}
-    return f"{cpu_name()}, {cores} core{plural[cores]}, {threads} thread{plural[threads]}"
+    cores, threads = count_of(available_cores(), "core"), count_of(torch.get_num_threads(), "thread")
+    return f"{cpu_name()}, {cores}, {threads}"
 
 
 def available_cores() -> int:
@@ -149,11 +148,7 @@ def _measure_peak(device: torch.device, dtype: torch.dtype, threads: int) -> tup
     timer = Timer("torch.mm(matrix, matrix)", globals={"torch": torch, "matrix": matrix}, num_threads=threads)
     # The fastest, not the mean: the peak is what the device can do when nothing else disturbs it.
     fastest = min(timer.blocked_autorange(min_run_time=PEAK_SECONDS).times)
-    where = (
-        describe_device(device)
-        if device.type == "cuda"
-        else f"{threads} CPU thread{'s' if threads != 1 else ''}"
-    )
+    where = describe_device(device) if device.type == "cuda" else count_of(threads, "CPU thread")
     source = f"{MEASURED}: the fastest {_name(dtype)} product of square matrices (n = {size}) on {where}"
     return 2 * size**3 / fastest, source
 

@@ -166,6 +166,12 @@ class World:
             dist.all_reduce(tensor, group=self.grid.data_group)
         return tensor
 
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elementwise maximum of *tensor* over all ranks, in place. Collective."""
+        if self.size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
 
 def single_world(device: torch.device) -> World:
     """The World of a single process without a process group."""

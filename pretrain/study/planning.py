@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from model.config import SCHEDULES
 from model.declared import from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import parse_heads
+from model.schedules import SCHEDULES
 from pretrain.config.run_config import is_folder_name
 from pretrain.config.sources import Recipe, diff_settings, flatten, load_recipe, make_run, nest
 from pretrain.study.arrays import MOST_RUNS, compute_strength, full_factorial, orthogonal_array

@@ -11,7 +11,13 @@ from pydantic import Field
 from model.declared import PositiveFloat, declared
 from model.errors import UserError
 from pretrain.study.planned import Study
-from pretrain.study.statistics.paired import MOST_PAIRS, detectable_effect, pairs_needed, pooled_sd
+from pretrain.study.statistics.paired import (
+    MOST_PAIRS,
+    detectable_effect,
+    pairs_needed,
+    pooled_sd,
+    sd_of,
+)
 from pretrain.study.summaries import View
 from pretrain.utils.format import human_seconds
 
@@ -54,22 +60,49 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     effect = study.file.effect if question.effect is None else question.effect
     needed = None if effect is None else pairs_needed(effect, sd, question.power)
     test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
-    seeds_needed = f"more than {MOST_PAIRS:,}" if needed is None else f"{needed:,}"
     costs = " to ".join(dict.fromkeys(f"{end(flops):.2e}" for end in (min, max)))
     growing = any(planned.grows for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
     lines = [f"spread   sd {sd:.3g} of paired differences of {study.file.measure}, {source}"]
     unknown = "needed   not known: the study names no effect; give --effect"
-    lines.append(unknown if effect is None else f"needed   {seeds_needed} seeds to find {effect:g} {test}")
+    lines.append(unknown if effect is None else f"needed   {_count(needed)} seeds to find {effect:g} {test}")
     for label, seeds in (("", needed), ("study", len(study.file.seeds))):
         if seeds is not None:
             found = detectable_effect(sd, seeds, question.power)
             total = sum(flops) * seeds / len(study.file.seeds)
             time = f", {human_seconds(total / rate)} at the pilot's speed" if rate else ""
-            cost = f"{total:.2e} FLOPs{time}"
-            lines.append(f"{label:<8} {seeds:,} seeds find {found:.3g}, and cost {cost}")
+            finds = f"{seeds:,} seeds find {found:.3g}, and cost"
+            if seeds == 1:
+                finds = "1 seed has no spread, so it finds no effect, and costs"
+            lines.append(f"{label:<8} {finds} {total:.2e} FLOPs{time}")
     lines.append(f"cost     {costs} FLOPs a run{bound}")
+    if pilot and question.sd is None:
+        lines += contrast_lines(study, pilot, effect, question.power)
     return [*lines, *(f"note     {note}" for note in notes)]
+
+
+def _count(seeds: int | None) -> str:
+    """What pairs_needed returns, in words."""
+    return f"more than {MOST_PAIRS:,}" if seeds is None else f"{seeds:,}"
+
+
+def contrast_lines(study: Study, pilot: View, effect: float | None, power: float) -> list[str]:
+    """The seeds that each contrast of *study* needs, by the spread of its own values in the pilot.
+
+    Left out are contrasts of variants that the pilot lacks, or of which it has fewer than two finite values,
+    and those whose seeds differ between variants.
+    """
+    lines, trained = [], {summary.variant for summary in pilot.summaries}
+    for contrast in study.contrasts:
+        found = pilot.evaluate(contrast) if contrast.weights.keys() <= trained else None
+        if found is None or found.values.interval is None or found.other_seeds:
+            continue
+        sd = sd_of(found.values.values())
+        line = f"contrast {contrast.name}: sd {sd:.3g} of {len(found.values)} seeds"
+        if effect is not None:
+            line += f", {_count(pairs_needed(effect, sd, power))} seeds to find {effect:g}"
+        lines.append(line)
+    return lines
 
 
 def pilot_differences(pilot: View) -> tuple[list[list[float]], list[str]]:

@@ -17,6 +17,7 @@ from pretrain.metrics.file import read_metrics
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import read_study
 from pretrain.utils.files import read_regular
+from pretrain.utils.format import count_of
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.state import TrainingState, WorldRecord
@@ -184,8 +185,7 @@ def describe_unnamed(study: Study) -> str:
     without its full stop; empty without such runs."""
     found = {path.parent.name for path in study.folder.glob("*/config.yaml")}
     names = sorted(found - {planned.name for planned in study.runs})
-    plural = "s" if len(names) != 1 else ""
-    what = f"{len(names)} run{plural} that the study does not name: {shorten_names(names)}"
+    what = f"{count_of(len(names), 'run')} that the study does not name: {shorten_names(names)}"
     return f"the folder also holds {what}" if names else ""
 
 

@@ -67,12 +67,12 @@ class Sample(dict[int, float]):
 
 Runs = Mapping[int, RunResult]
 """Runs of one variant by the study's seed, finished or not."""
-Figure = Callable[[RunResult], float | None]
+Metric = Callable[[RunResult], float | None]
 
 
-def collect_values(runs: Runs, figure: Figure) -> Sample:
+def collect_values(runs: Runs, metric: Metric) -> Sample:
     """A metric of each finished run that has it."""
-    found = {seed: figure(run) for seed, run in runs.items() if run.state == "finished"}
+    found = {seed: metric(run) for seed, run in runs.items() if run.state == "finished"}
     return Sample({seed: value for seed, value in found.items() if value is not None})
 
 
@@ -90,7 +90,7 @@ class Summary:
     runs: Runs
     controls: Runs
     """Of the variant that this one is compared with; none for a baseline."""
-    result: Figure
+    result: Metric
     """What is compared of a run."""
 
     @cached_property
@@ -103,9 +103,9 @@ class Summary:
         """Its result less that of its baseline's run of the same seed, where both are finished."""
         return self.differences_of(self.result)
 
-    def differences_of(self, figure: Figure) -> Sample:
+    def differences_of(self, metric: Metric) -> Sample:
         """The same of another metric."""
-        return collect_values(self.runs, figure).subtract(collect_values(self.controls, figure))
+        return collect_values(self.runs, metric).subtract(collect_values(self.controls, metric))
 
     @property
     def other_seeds(self) -> bool:
@@ -188,7 +188,7 @@ class View:
     """What to know before comparing: sentences without their full stop."""
 
     @property
-    def result(self) -> Figure:
+    def result(self) -> Metric:
         """What is compared of a run."""
         return methodcaller("result", self.measure, self.last)
 
@@ -323,7 +323,7 @@ NOTED: dict[str, Callable[[RunResult], object]] = {
     "dtype": lambda run: run.world and run.world.dtype,
     "version of torch": lambda run: run.world and run.world.versions.get("torch"),
     "number of ranks": lambda run: run.world and run.world.ranks,
-    # On GPUs the number of threads changes no figure.
+    # On GPUs the number of threads changes nothing.
     "CPU threads": lambda run: run.world.threads if run.world and run.world.device == "cpu" else None,
 }
 """Values that should be one."""

@@ -164,6 +164,7 @@ EXTRAS = {
     "gcsfs": "gcs",
     "jinja2": "study",
     "lm_eval": "eval",
+    "matplotlib": "plots",
     "pandas": "study",
     "patsy": "study",
     "s3fs": "s3",
@@ -179,14 +180,15 @@ def make_missing_error(package: str) -> UserError:
     return UserError(f"{package}: not installed; pip install 'head-schedules[{EXTRAS[package]}]'")
 
 
-def check_installed(package: str, setting: str) -> None:
-    """Reject a setting that needs a package of EXTRAS.
+def check_installed(package: str, setting: str | None = None) -> None:
+    """Reject a setting, or a command, that needs a package of EXTRAS.
 
     Raises:
         UserError: the package is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"{setting}: {make_missing_error(package)}, or leave it out")
+        missing = make_missing_error(package)
+        raise missing if setting is None else UserError(f"{setting}: {missing}, or leave it out")
 
 
 def explain_missing(error: BaseException) -> UserError | None:

@@ -63,6 +63,11 @@ def describe_several(
     return "; ".join(f"{value} ({join(having)})" for value, having in names.items()) if len(names) > 1 else ""
 
 
+def count_of(number: int, noun: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def human_number(value: float) -> str:
     """Return *value* with three significant digits and a unit: 987, 4.12k, 1.25M, 3.00B."""
     if not math.isfinite(value):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, quote
+from pretrain.utils.env_check import explain_missing
 from pretrain.utils.format import log_line
 
 
@@ -50,6 +51,7 @@ def note_errors(what: str, say: Callable[[str], object]) -> Iterator[None]:
     """Make a note of an error in the block, which then ends; for what comes after everything is saved."""
     try:
         yield
-    except Exception as error:
+    except Exception as raised:
+        error = explain_missing(raised) or raised
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         say(log_line("note", f"no {what}, everything is saved ({kind}{quote(error, 300, plain=True)})"))

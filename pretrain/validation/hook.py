@@ -32,7 +32,7 @@ class ValidationHook(IntervalHook):
         self.result: ValidationResult | None = None
         """The newest result of this session."""
 
-    def run(self, engine: Any, state: TrainingState, figures: Mapping[str, Any]) -> HookResult:
+    def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         """Return ``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""
         self.result = self._validation.run(engine)
         return HookResult({"val_loss": self.result.loss, "val_bpb": self.result.bpb})

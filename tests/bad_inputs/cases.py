@@ -212,10 +212,20 @@ def commands(run_flags: list[str]) -> list[Command]:
             "evaluation",
             "pretrain.evaluation.command",
             "runs/one --tasks piqa --data_dir sets --limit 1 --out scores.json",
-            "runs/one --tasks --include_path --num_fewshot --data_dir --step --limit --batch_tokens --out",
+            "runs/one --tasks --include_path --num_fewshot --data_dir --step --last --limit --batch_tokens "
+            "--dtype --out",
             *RUN_FILES,
             "sets/baber/piqa/default/validation.jsonl",
             "task.yaml",
+        ),
+        make_command(
+            "evaluation follow",
+            "pretrain.evaluation.command",
+            "runs/one --tasks piqa --data_dir sets --limit 1 --follow --follow_timeout 1",
+            "runs/one --follow_timeout --step --last --out",
+            *RUN_FILES,
+            *METRICS,
+            "runs/one/decisions.json",
         ),
         make_command(
             "evaluation save",
@@ -269,6 +279,14 @@ def commands(run_flags: list[str]) -> list[Command]:
             "text",
         ),
         make_command(
+            "prepare dataset",
+            "pretrain.prepare.command",
+            "--out data/new --dataset ./sets/baber/piqa/default --split validation --column goal "
+            "--tokenizer data/mine/tokenizer --processes 1",
+            "--dataset --subset --split --revision --column",
+            "sets/baber/piqa/default/validation.jsonl",
+        ),
+        make_command(
             "prepare again",
             "pretrain.prepare.command",
             "--out data/new --text text --tokenizer hf/one --processes 1",
@@ -295,7 +313,7 @@ def commands(run_flags: list[str]) -> list[Command]:
             "study run",
             "pretrain.study.command",
             "run study.yaml --dry_run --out runs/s",
-            "study.yaml --out --parallel --sbatch",
+            "study.yaml --out --parallel --sbatch --settings.steps",
             "study.yaml",
             "recipe.yaml",
         ),
@@ -312,6 +330,12 @@ def commands(run_flags: list[str]) -> list[Command]:
             "task study.yaml 0 --out runs/s --ranks 2",
             "study.yaml 0 --out --ranks",
             "study.yaml",
+        ),
+        make_command(
+            "study record",
+            "pretrain.study.command",
+            "record runs/done --to recorded.json",
+            "runs/done --out --to",
         ),
         make_command(
             "study power",

@@ -22,13 +22,14 @@ COMMANDS = {
     "growth": "--model uniform-micro --steps 1 --every 10",
     "kernels": "loss --tokens 64 --vocabulary 512",
     "memory": "--model prism-nano --stages 2 --precisions fp32 --data_parallel 1 --checkpointing 0",
+    "rates": "--device cpu --widths 48 --batch 2 --length 64 --head_dims 8 24 --megabytes 1 --rounds 1",
     "scaling": "--shape rehearsal --rounds 1 --steps 1 --tokens 512 --context 256 --layers --vocabulary "
     "--accumulation --ranks",
     "throughput": "--shape rehearsal --rounds 1 --contenders ours products",
     "traffic": "prism-nano --micro_batch 1",
     "wide_heads": "--width 48 --batch 2 --length 64 --head_dims 8",
 }
-ELSEWHERE = {"coordinates", "update_sizes"}, {"machine", "profile_step"}, {"speedrun"}
+ELSEWHERE = {"coordinates", "gpu_kernels", "update_sizes"}, {"machine", "profile_step"}, {"speedrun"}
 """Tests beside this file, of benchmarks/gpu.sh, and in tests/scenarios/test_speedrun.py."""
 CHECKOUTS = {"first_step", "same_numbers"}
 """Programs that measure or compare whole checkouts."""
@@ -88,4 +89,4 @@ def test_bad_input_is_one_line(name):
     arguments = ["nope"] if name == "traffic" else ["--model", "nope"]
     finished = run(name, *arguments)
     assert finished.returncode == 2
-    assert finished.stderr == "error: model: no preset 'nope'; `python -m pretrain.presets` lists them\n"
+    assert finished.stderr == "error: model: no preset 'nope'; `head-schedules presets` lists them\n"

@@ -54,6 +54,10 @@ BAD = {
         "rope_base": 1,
         "rope_scaling": {"type": "yarn", "factor": 2, "original_context_length": 8},
     },
+    "rope_base: 2 layers given … must have 3 values": {
+        "rope_base": (8.0, 16.0),
+        "rope_scaling": {"type": "yarn", "factor": 2, "original_context_length": 8},
+    },
     "base_width: missing … needs the d_model of its rates": {"parametrization": "mup"},
     "base_width: … takes none; leave it out": {"base_width": 16},
     "attention_scale: 'sqrt_head_dim' … head_dim or constant": {"parametrization": "mup", "base_width": 16},

@@ -1,10 +1,12 @@
 """Training from a program of one's own: the settings of recipes, a run with a hook, what is imported."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+import sentencepiece
 import torch
 
 import model
@@ -13,6 +15,10 @@ from model.errors import UserError
 from pretrain import Hook, HookResult, recipe, train
 from pretrain.config.command_line import parse_command_line
 from pretrain.data.sequences import ValidationSequences
+from pretrain.hf.tokenizer_files import write_tokenizer
+from pretrain.prepare.command import main as prepare
+from pretrain.run.saved import SavedRun
+from tests.helpers.corpora import TEXTS
 from tests.helpers.training import ROOT, curve, nano_run
 
 
@@ -58,7 +64,7 @@ class Counts(Hook):
     def is_due(self, step):
         return step % 2 == 0
 
-    def run(self, engine, state, figures):
+    def run(self, engine, state, row):
         self.calls += 1
         return HookResult({"counts/calls": self.calls}, [f"counts   {self.calls}"])
 
@@ -76,8 +82,33 @@ def test_train_continues_as_the_command_would(small_folder, tmp_path, capfd):
     assert loss == pytest.approx(rows[-1]["val_loss"], rel=1e-5)
     calls = [row.get("counts/calls") for row in rows]
     assert calls == [None, 1, None, 2, None, 3] * 2  # each session has a hook of its own
-    again = f"python -m pretrain.main --config {tmp_path}/nano/config.yaml"
+    again = f"head-schedules train --config {tmp_path}/nano/config.yaml"
     assert f"continue  {again} --ds_config {tmp_path}/nano/ds_config.json --steps 24" in printed
+
+
+def test_a_tokenizer_that_is_not_exported_is_reported_before_the_training(tmp_path, capfd):
+    model = tmp_path / "unigram.model"
+    with model.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS),
+            model_writer=file,
+            vocab_size=330,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            minloglevel=2,
+        )
+    texts, data = tmp_path / "texts.json", tmp_path / "data"
+    texts.write_text(json.dumps(TEXTS))
+    assert prepare(["--text", str(texts), "--tokenizer", str(model), "--out", str(data)]) == 0
+    why = "cannot be exported to Hugging Face: tokenizer sentencepiece-330 is not a byte-fallback BPE"
+    assert f"note        a run on this corpus {why}\n" in capfd.readouterr().out
+    run = nano_run(data, tmp_path, "--steps 1")
+    train(run, "zero1")
+    assert f"note     the run {why}\n" in capfd.readouterr().out
+    with pytest.raises(UserError, match="sentencepiece-330 is not a byte-fallback BPE"):
+        write_tokenizer(SavedRun.open(run.folder).tokenizer, tmp_path / "hf", 64)
 
 
 def test_public_names_are_imported_when_they_are_used():

@@ -1,4 +1,4 @@
-"""``python -m pretrain.presets``: what it lists, plans, draws and refuses."""
+"""``head-schedules presets``: what it lists, plans, draws and refuses."""
 
 import json
 import subprocess

@@ -1,7 +1,9 @@
 """Lines that are printed to be pasted, and what a run says of itself."""
 
 import shlex
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 
 from model.config import ModelConfig
 from model.transformer import Transformer
-from pretrain import generate, report
+from pretrain import cli, generate, report
 from pretrain.config.run_config import RunConfig
 from pretrain.metrics import build
 from pretrain.run.decisions import Decision
@@ -18,6 +20,7 @@ from pretrain.runtime import environment
 from pretrain.runtime.environment import continue_command
 from pretrain.validation.hook import ValidationHook
 from pretrain.validation.loss import ValidationResult
+from tests.helpers.refusals import refusal
 
 RULES = "[{name: slow, parameters: [q, k], scale: 0.25, hold: 0.04}]"
 NASTY = "$(touch /tmp/pwned); x 'y'"
@@ -25,7 +28,7 @@ LAUNCHER_VARIABLES = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "
 EIGHT = "RANK=0 WORLD_SIZE=8"
 # What the launcher told the ranks, and the command that starts them again.
 LAUNCHERS = {
-    "": "python -m",
+    "": "head-schedules train",
     "LOCAL_SIZE=1": "deepspeed",
     "LOCAL_SIZE=4": "deepspeed --num_accelerators 4",
     "LOCAL_SIZE=2 CUDA_VISIBLE_DEVICES=0,1": "deepspeed --num_accelerators 2",
@@ -44,8 +47,8 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
     for variable in environment.split():
         monkeypatch.setenv(*variable.split("=", 1))
     given = ["--ds_config", "my configs/zero1.json", "--name", NASTY, "--lr_rules", RULES]
-    module = [] if launcher.endswith("-m") else ["--module"]
-    expected = [*launcher.split(), *module, "pretrain.main", "--seed", "3", *given, "--steps", "24"]
+    main = {"deepspeed": ["--module", "pretrain.main"], "torchrun": ["pretrain.main"]}
+    expected = [*launcher.split(), *main.get(launcher.split()[0], []), "--seed", "3", *given, "--steps", "24"]
     for steps in ([], ["--steps=12"], ["--steps", "12"]):
         command = continue_command(["--seed", "3", *steps, *given, "--local_rank=0"], 24)
         assert shlex.split(command) == expected
@@ -101,14 +104,6 @@ def test_in_a_job_the_sbatch_line_is_printed(monkeypatch, line):
     assert continue_command(["--config", "124m", "--seed", "3"], 24) == expected
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_commands_for_the_next_steps_are_quoted(monkeypatch, installed):
-    monkeypatch.setattr(report.shutil, "which", lambda name: name if installed else None)
-    given = [f"runs/{NASTY}", "--out", f"hf/{NASTY}"]
-    program = ["head-schedules", "convert"] if installed else ["python", "-m", "pretrain.convert"]
-    assert shlex.split(report._command("convert", *given)) == [*program, *given]
-
-
 MEASURED = "measured: the fastest fp32 product of square matrices (n = 512) on 2 CPU threads"
 
 
@@ -119,13 +114,34 @@ def test_a_measured_peak_is_said_not_to_compare(source, compares):
     assert ("compare tokens/s between sessions, not MFU" in line) != compares
 
 
+def test_commands_for_the_next_steps_are_quoted(tmp_path, monkeypatch):
+    hook = SimpleNamespace(name="h", summarize=lambda session: [])
+    lines, _ = closing_of(tmp_path / NASTY, monkeypatch, hook)
+    commands = {words[0]: words[1:] for words in map(shlex.split, lines[lines.index("next") + 1 :])}
+    folder, program = str(tmp_path / NASTY), "head-schedules"
+    assert commands["convert"] == [program, "convert", folder, "--out", f"hf/{Path(NASTY).name}"]
+    assert commands["evaluate"] == [program, "evaluate", folder, "--tasks", "hellaswag,piqa"]
+    assert commands["continue"][-2:] == ["--steps", "4"]
+
+
+def test_without_matplotlib_a_run_ends_with_what_to_install(tmp_path, monkeypatch, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "tokens": 5, "train_loss": 3.0}\n')
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    hook = SimpleNamespace(name="h", summarize=lambda session: [])
+    install = "matplotlib: not installed; pip install 'head-schedules[plots]'"
+    lines, _ = closing_of(tmp_path, monkeypatch, hook)
+    assert f"note     no results of plots, everything is saved ({install})" in lines
+    assert refusal(capsys, cli.main, "presets", "prism-nano", "--plot", "a.png").endswith(f"error: {install}")
+
+
 def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     """The closing lines of a session whose hook has measured, and what was done for them, in order."""
     did = []
     monkeypatch.setattr(generate, "sample_text", lambda *_: did.append("sample") or "a\nb")
     closing, hook.summarize = hook.summarize, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
-    run = made(folder=folder, steps=2, run_name="n", validation=made(sequences=1))
+    run = made(folder=folder, steps=2, run_name=folder.name, validation=made(sequences=1))
     monkeypatch.setattr(report, "weights_are_finite", lambda _: True)
     world, store = (
         made(is_main=is_main, size=1, gather=lambda value: [value]),
@@ -188,9 +204,9 @@ def test_the_first_step_says_how_much_it_compiles(fields, graphs, expected):
     """A graph for each distinct block, as torch counts them."""
     given = {"vocab_size": 64, "d_model": 32, "heads": (4,) * 4, "ffn_width": 64, "context_length": 16}
     model = ModelConfig(**given | fields)
-    decisions = SimpleNamespace(compile=Decision(True, "compile: true"))
+    decisions = SimpleNamespace(compile=Decision(True, "as set"))
     line = report._describe_compiling(SimpleNamespace(decisions=decisions, model_config=model), False)
-    assert expected in line and "(compile: true)" not in line
+    assert expected in line and "(as set)" not in line
     torch._dynamo.reset()
     counter = CompileCounter()
     network = Transformer(model, attention="blocks")

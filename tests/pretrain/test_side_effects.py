@@ -54,7 +54,7 @@ def hook(act):
         name = "acts"
         def __init__(self, session): pass
         def is_due(self, step): return step == 2
-        def run(self, engine, state, figures):
+        def run(self, engine, state, row):
             act()
             return HookResult()
     return [Acts]

@@ -205,8 +205,8 @@ def used_as_a_language_model(run, out, data_dir, capsys):
     assert texts[0] == texts[1] and texts[0].startswith("def main(")
     scoring = ["--tasks", "piqa", "--limit", "2", "--data_dir", str(data_dir)]
     assert evaluation.main([str(out), *scoring]) == 0
-    figures = json.loads((out / "evaluation.json").read_text())["figures"]
-    assert figures and all(0 <= value <= 1 for value in figures.values())
+    scores = json.loads((out / "evaluation.json").read_text())["scores"]
+    assert scores and all(0 <= value <= 1 for value in scores.values())
 
 
 def used_as_a_classifier(run, out, data_dir, capsys):

@@ -70,7 +70,7 @@ def test_evaluate_on_two_ranks(cluster, run, tmp_path):
     ended_well(cluster, tmp_path, *TWO_TASKS, "slurm/evaluate.sh", *arguments, str(tmp_path / "cluster.json"))
     assert evaluation.main([*arguments, str(tmp_path / "here.json")]) == 0
     found, expected = (
-        json.loads((tmp_path / f"{name}.json").read_text())["figures"] for name in ("cluster", "here")
+        json.loads((tmp_path / f"{name}.json").read_text())["scores"] for name in ("cluster", "here")
     )
     assert found == pytest.approx(expected)
 

@@ -9,15 +9,13 @@ from tests.helpers.launch import ROOT
 from tests.helpers.tutorials import run_commands
 
 PAGE = ROOT / "docs/tutorial.md"
-FIRST = ("TEXT=", "head-schedules", "python - ")
 SHORT = "--steps 12 --validation.every 6 --compile false"
 
 
 def commands():
-    """The page's indented blocks that are commands, not what they print."""
-    blocks = re.findall(r"(?m)(?:^    .*\n|^\n(?=    ))+", PAGE.read_text())
-    texts = [re.sub(r"(?m)^    ", "", block).strip() for block in blocks]
-    return [text for text in texts if text.startswith(FIRST)]
+    """The page's commands but for the set-up."""
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    return [block for block in blocks if not block.startswith("make setup")]
 
 
 @pytest.mark.slow

@@ -1,2 +1,2 @@
-"""``python -m pretrain.growth report runs/NAME``: how heads grew, what the law predicts, and what each is
+"""``head-schedules growth report runs/NAME``: how heads grew, what the law predicts, and what each is
 worth."""

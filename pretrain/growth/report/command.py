@@ -1,4 +1,4 @@
-"""``python -m pretrain.growth report runs/NAME``: what every head is worth, and how a grown run's heads came
+"""``head-schedules growth report runs/NAME``: what every head is worth, and how a grown run's heads came
 about."""
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from model.errors import UserError
 from pretrain.checkpoint.finder import require_steps
 from pretrain.config.command_line import CommandParser
 from pretrain.runtime.command import run_command
+from pretrain.utils.env_check import check_installed
 
 
 def build_parser() -> CommandParser:
     """Build the parser of the command line."""
     parser = CommandParser(
-        prog="python -m pretrain.growth",
+        prog="head-schedules growth",
         description="Heads that grew, and what heads are worth.",
         allow_abbrev=False,
     )
@@ -45,6 +46,7 @@ def run_growth(arguments: Sequence[str]) -> None:
     quiet_libraries()
     from pretrain.growth.report.contents import write_report
 
+    check_installed("matplotlib")  # it draws when all is measured
     write_report(options.run, options.step, options.sequences, options.out or options.run / "growth")
 
 

@@ -178,8 +178,8 @@ def draw_growth(rows: list[dict[str, Any]], path: Path) -> Path:
     from matplotlib import colormaps
 
     with save_figure(path, "out", 3, size=(8, 9), dpi=120, sharex=True) as (figure, axes):
-        figures = {"heads": "heads", "gamma": "Γ", "lambda_max": "λ_max"}
-        for axis, (name, label) in zip(axes, figures.items(), strict=True):
+        labels = {"heads": "heads", "gamma": "Γ", "lambda_max": "λ_max"}
+        for axis, (name, label) in zip(axes, labels.items(), strict=True):
             checks = pd.DataFrame(rows).set_index("step").filter(like=f"growth/{name}/").dropna()
             for number, key in enumerate(checks):
                 color = colormaps["viridis"](0.85 * number / max(1, len(checks.columns) - 1))

@@ -121,7 +121,7 @@ class BuiltinCorpus(PlainFiles):
             raise UserError(
                 f"builtin corpus: {str(root)!r} is not a folder with the standard library's .py files "
                 "(zipped or absent in this interpreter); valid: an ordinary Python, or your own text with "
-                "python -m pretrain.prepare --text PATH"
+                "head-schedules prepare --text PATH"
             )
         super().__init__("builtin", files)
 

@@ -70,8 +70,8 @@ def make_limit_error(path: Path, error: BaseException, what: str = "text") -> Us
             return UserError(f"{what}: {str(path)!r} {problem.format(reason)}; {remedy}")
     if isinstance(error, RecursionError):
         return UserError(
-            f"{what}: {str(path)!r} is nested deeper than the roughly 900 levels that are read; write it as "
-            "JSON Lines, of which only such records are left out"
+            f"{what}: {str(path)!r} is nested deeper than Python reads (at least roughly 900 levels); write "
+            "it as JSON Lines, of which only such records are left out"
         )
     if isinstance(error, NotImplementedError):
         return UserError(

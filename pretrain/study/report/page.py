@@ -16,7 +16,7 @@ from pretrain.study.results import describe_unnamed, shorten_names
 from pretrain.study.statistics.paired import CONFIDENCE, FAR
 from pretrain.study.summaries import POWER, View
 from pretrain.utils.files import write_atomically
-from pretrain.utils.format import align_columns
+from pretrain.utils.format import align_columns, count_of
 
 ON_A_TERMINAL = {"effects", "variance", "predictions", "results", "contrasts"}
 
@@ -78,12 +78,13 @@ def describe_opening(view: View) -> dict[str, list[str]]:
     begun = [f"{run.described}." for run in missing if run.state != "missing"]
     absent = [run.planned.name for run in missing if run.state == "missing"]
     seeds = ", ".join(map(str, study.file.seeds))
+    noun = "seed" if len(study.file.seeds) == 1 else "seeds"
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
-    runs = [f"{finished} ({len(view.summaries)} variants, seeds {seeds})."]
+    runs = [f"{finished} ({count_of(len(view.summaries), 'variant')}, {noun} {seeds})."]
     if view.measure != study.file.measure:
         runs.append(f"The study asks for {study.file.measure}; {view.measure} is compared instead.")
     if unnamed := describe_unnamed(study):
-        runs.append(f"In no figure: {unnamed}.")
+        runs.append(f"Left out: {unnamed}.")
     return {
         "Question": describe_expectations(study),
         "What is compared": [*compared, f"By {view.value}; {view.better} is better."],
@@ -103,7 +104,7 @@ def describe_design(view: View) -> Iterator[str]:
     if (effects := view.analysis) is None:
         return
     if effects.left_out:
-        yield f"{effects.left_out} runs without a finite result are left out."
+        yield f"Left out: {count_of(effects.left_out, 'run')} without a finite result."
     levels = len(effects.levels)
     yield (
         f"{levels} level effects, each with a 95 % interval that is not adjusted: if nothing mattered, "

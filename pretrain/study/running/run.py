@@ -24,7 +24,7 @@ from pretrain.study.settings import label
 from pretrain.study.summaries import View
 from pretrain.study.tuning import choose_all, write_tuned
 from pretrain.utils.files import refuse_other_kind, write_atomically
-from pretrain.utils.format import print_lines
+from pretrain.utils.format import count_of, print_lines
 
 
 def run_study(
@@ -66,11 +66,13 @@ def run_study(
         study = parse_study(study.text, study.name, study.folder, source=study.source)
     check_settings(study)
     todo = list_unfinished(study)
-    variants = f"{len(study.of_first_seed)} variants x {len(study.file.seeds)} seeds"
+    variants = " x ".join(
+        (count_of(len(study.of_first_seed), "variant"), count_of(len(study.file.seeds), "seed"))
+    )
     print_lines(f"study    {study.name}: {study.title}")
     print_lines(f"runs     {len(study.runs)}: {variants}, in {study.folder}")
     print_lines(*([f"design   {study.design.described}"] if study.design else []))
-    print_lines(f"to do    {len(todo)} runs, {sum(planned.flops for planned in todo):.2e} FLOPs")
+    print_lines(f"to do    {count_of(len(todo), 'run')}, {sum(planned.flops for planned in todo):.2e} FLOPs")
     if not todo:
         print_lines(f"next     {study.command('report')}")
         return 0

@@ -34,7 +34,7 @@ from pretrain.study.results import (
     task_names,
 )
 from pretrain.utils.files import read_tail, write_atomically
-from pretrain.utils.format import human_seconds, print_lines
+from pretrain.utils.format import count_of, human_seconds, print_lines
 
 POLL_SECONDS = 0.2
 PROGRESS_SECONDS = 15.0
@@ -74,7 +74,7 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     """
     count, what = (len(devices), "GPU") if devices else (cores, "core")
     if parallel > MOST_SHARING * count:
-        where = f"{count} {what}{'s' if count > 1 else ''}; give at most {MOST_SHARING * count}"
+        where = f"{count_of(count, what)}; give at most {MOST_SHARING * count}"
         raise UserError(f"parallel: {parallel} runs at a time on {where}")
     if not devices:
         threads = None if parallel == 1 else max(1, cores // parallel)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pretrain import convert
-from pretrain.assembly.initial_weights import fit_parameters, misfits, news, open_source
+from pretrain.assembly.initial_weights import describe_settings, fit_parameters, misfits, news, open_source
 from pretrain.assembly.preflight import check_source
 from pretrain.checkpoint.finder import checkpoint_path
 from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
@@ -144,7 +144,10 @@ def test_an_import_begins_runs_of_other_names(source, small_folder, tmp_path, ca
     folder, imported = tmp_path / "hf", tmp_path / "imported"
     assert convert.main([str(source), "--out", str(folder)]) == 0
     assert convert.main(["--from_hf", str(folder), "--out", str(imported)]) == 0
-    capsys.readouterr()
+    assert "recipe continue" in capsys.readouterr().out
+    settings = parse_command_line(["--config", str(imported / "config.yaml")]).run
+    assert (settings.optimizer.kind, settings.optimizer.learning_rate) == ("adamw", 3e-5)
+    assert settings.model == str(imported / "model.json") and settings.recipe == "imported"
     expected = weights(source)
     given = nano_run(
         small_folder,
@@ -161,6 +164,17 @@ def test_an_import_begins_runs_of_other_names(source, small_folder, tmp_path, ca
         run = begun(begins_with, small_folder, tmp_path, f"--name {name}")
         found = weights(run.folder, 0)
         assert all(torch.equal(found[key][:600], expected[key][:600]) for key in expected)
+
+
+def test_a_run_says_what_is_not_the_sources():
+    given = ["--init_from", "runs/one"]
+    line = describe_settings(parse_command_line(given).run)
+    assert "muon, peak learning rate 0.008, 1,050 steps of 1,024 tokens; --config continue" in line
+    line = describe_settings(parse_command_line(["--config", "continue", *given, "--steps", "7"]).run)
+    assert line.endswith(
+        "recipe continue and of flags, not of the source: adamw, peak learning rate 3e-05, "
+        "7 steps of 262,144 tokens"
+    )
 
 
 def test_sources_that_cannot_be_used(source, small_folder, tmp_path):

@@ -176,7 +176,7 @@ def test_the_description_counts_examples_that_are_cut(corpus):
 
 def test_a_corpus_without_labels_and_a_blend_are_refused(corpus, small_folder, tmp_path):
     with pytest.raises(
-        UserError, match=r"has no labels; valid: one written by python -m pretrain.prepare labelled"
+        UserError, match=r"has no labels; valid: one written by head-schedules prepare labelled"
     ):
         LabelledSequences([(Corpus.open(small_folder), 1)], 8, 1)
     with pytest.raises(UserError, match="data: a blend of 2 corpora cannot be classified"):

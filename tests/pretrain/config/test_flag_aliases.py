@@ -21,6 +21,13 @@ grad_clip gradient_cliping = optimizer.gradient_clipping; save_interval = checkp
 keep_last = checkpoint.keep_last; wandb_project = logging.wandb_project; optimiser.eps = optimizer.eps
 hang_minutes = interruption.hang_minutes; num_layers n_layers num_hidden_layers = heads
 per_device_train_batch_size = micro_batch; max_position_embeddings block_size = architecture.context_length
+swiglu = architecture.ffn; normalization = architecture.norm; exit_duration_in_mins = interruption.minutes
+init_method_std = architecture.init_std; untie_embeddings_and_output_weights = architecture.tie_embeddings
+position_embedding_type = architecture.positions; group_query_attention = architecture.kv_heads
+lr_warmup_fraction = schedule.warmup; recompute_granularity = activation_checkpointing
+split = validation.data
+reset_position_ids = document_mask; use_flash_attn = attention; wandb_log = logging.wandb
+always_save_checkpoint = checkpoint.every
 report_to = logging.wandb; n_head = heads; n_embd architecture.hidden_size = architecture.d_model
 """
 PAIRS = [part.strip().split(" = ") for part in MEANT.replace("\n", ";").split(";") if part.strip()]
@@ -94,6 +101,7 @@ def test_near_names_are_said_and_equal_ones_are_not(name, data):
             r"^architecture\.vocab_size: it comes from the data; ",
         ),
         (["--dropout", "0.1"], "^--dropout: unknown flag; there is no dropout"),
+        (["--fp8-format", "hybrid"], "^--fp8-format: unknown flag; there is no FP8 training"),
         (["--version"], "`pip show head-schedules` prints it$"),
     ],
 )

@@ -14,6 +14,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import RECIPES, load_run_config
 from pretrain.optim.groups import GroupRates, run_groups
 from pretrain.optim.schedule import LearningRateSchedule
+from tests.helpers.refusals import refused
 
 
 def parse(*arguments: str) -> RunConfig:
@@ -127,5 +128,11 @@ def test_model_config_from_preset_heads_and_architecture():
 
 def test_every_recipe_builds():
     for path in RECIPES.glob("*.yaml"):
-        parse("--config", path.stem).build_model_config()
+        run = parse("--config", path.stem)
+        if run.init_from is None:
+            run.build_model_config()
+            continue
+        assert path.stem == "continue"  # of any weights, which must be named
+        with refused("'SOURCE'", "give a run's folder", begins="init_from: "):
+            run.build_model_config()
         assert yaml.safe_load(path.read_text())

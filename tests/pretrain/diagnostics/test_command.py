@@ -10,7 +10,7 @@ from model.errors import UserError
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.diagnostics.command import list_runs, main
 from pretrain.diagnostics.comparison import bands, by_group, check_depth, difference, take_last, upper_half
-from pretrain.diagnostics.measure import RunFigures, measure_run, split_run_name
+from pretrain.diagnostics.measure import RunMeasures, measure_run, split_run_name
 from pretrain.metrics.file import read_metrics
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import nano_run, session
@@ -131,7 +131,7 @@ def test_bad_input_is_one_clear_line(runs, capsys, arguments, message):
 
 def figures(name, values, layers=2):
     row = {"step": 1} | {f"diagnostics/attention_distance/layer_{i}": value for i, value in enumerate(values)}
-    return RunFigures(name, *split_run_name(name), [row], row, layers)
+    return RunMeasures(name, *split_run_name(name), [row], row, layers)
 
 
 def test_differences_are_paired_by_seed():

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pretrain.diagnostics import figures
 from pretrain.diagnostics.attention import HEAD_MEASURES
 from pretrain.diagnostics.forward import LAYER_MEASURES
-from pretrain.diagnostics.measure import RunFigures, split_run_name
+from pretrain.diagnostics.measure import RunMeasures, split_run_name
 
 MEASURES = (*HEAD_MEASURES, *LAYER_MEASURES)
 LAYERS = 3
@@ -30,7 +30,7 @@ def grouped(*names, steps=(50, 100)):
             for measure in figures.BY_GROUP:
                 row |= {f"diagnostics/{measure}/base/{kind}": 1e-3 * step for kind in ("decay", "no_decay")}
             rows.append(row | {"diagnostics/attention_distance/heads": [[1.0, 2.0]] * LAYERS})
-        run = RunFigures(name, *split_run_name(name), rows, rows[-1], LAYERS)
+        run = RunMeasures(name, *split_run_name(name), rows, rows[-1], LAYERS)
         found.setdefault(run.group, []).append(run)
     return found
 

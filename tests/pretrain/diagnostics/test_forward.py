@@ -10,6 +10,7 @@ import torch
 from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
+from pretrain import prepare_measurement
 from pretrain.diagnostics.forward import ForwardProbe, feature_drift, lower_layers, normalize
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import Shape, build
@@ -157,6 +158,25 @@ def test_what_a_norm_above_does_not_see_is_no_drift():
 
 def test_lower_half():
     assert [lower_layers(count) for count in (1, 2, 5, 6)] == [[0], [0], [0, 1, 2], [0, 1, 2]]
+
+
+def test_a_hook_of_a_user_reads_activations():
+    """In a compiled block, which is not compiled again; and nothing is left behind, also after an error."""
+    _, network = small("prism-nano")
+    tokens, seen, graphs, before = torch.arange(12)[None], [], [], hooks(network)
+    block = network.layers[0]
+    block.compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    network.train()
+    network(tokens)
+    with pytest.raises(ZeroDivisionError), prepare_measurement(network) as (given, ending):
+        assert given is network and not block.training
+        handle = block.attention.q.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0]))
+        ending.callback(handle.remove)
+        network(tokens)
+        raise ZeroDivisionError
+    assert len(graphs) == 1
+    assert torch.equal(seen[0], block.attention_norm(network.token_embedding.weight[tokens]))
+    assert network.training and block.training and hooks(network) == before
 
 
 def hooks(network):

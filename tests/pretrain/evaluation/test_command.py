@@ -64,7 +64,7 @@ def score(folder, data_dir, out, *more):
 
 def figures(folder, data_dir, out, *more):
     assert evaluation.main(score(folder, data_dir, out, *more)) == 0
-    return json.loads(out.read_text())["figures"]
+    return json.loads(out.read_text())["scores"]
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_two_ranks_share_the_work(folders, data_dir, tmp_path):
     arguments = score(folders["run"], data_dir, out)
     assert run_distributed(evaluated, 2, arguments, timeout=180) == [0, 0]
     alone = figures(folders["run"], data_dir, tmp_path / "one.json")
-    assert json.loads(out.read_text())["figures"] == pytest.approx(alone, rel=1e-5)
+    assert json.loads(out.read_text())["scores"] == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.slow  # importing lm-eval takes longer than the rest of it

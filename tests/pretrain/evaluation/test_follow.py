@@ -215,5 +215,5 @@ def test_scores_are_those_of_the_command(run, tmp_path):
     assert command.main([*given, "--follow"]) == 0
     assert command.main([*given, "--step", "8", "--out", str(tmp_path / "out.json")]) == 0
     row = next(row for row in read_metrics(run) if row["step"] == 8)
-    for name, value in json.loads((tmp_path / "out.json").read_text())["figures"].items():
+    for name, value in json.loads((tmp_path / "out.json").read_text())["scores"].items():
         assert row[f"evaluation/{name}"] == value

@@ -81,7 +81,7 @@ def test_scores_equal_the_commands_on_the_checkpoint_of_the_step(
         flags = f"--tasks {tasks} --limit 11 --step {step}".split()
         places = [str(run.folder), "--data_dir", str(data_dir), "--out", str(out)]
         assert evaluation.main([*places, *flags]) == 0
-        expected = json.loads(out.read_text())["figures"]
+        expected = json.loads(out.read_text())["scores"]
         parts = [(key.partition("/"), value) for key, value in rows[step].items()]
         found = {name: value for (kind, _, name), value in parts if kind == "evaluation"}
         assert found == pytest.approx(expected, rel=1e-5) and len(found) == 7

@@ -1,4 +1,4 @@
-"""python -m pretrain.growth report, on a run of two steps on one rank."""
+"""head-schedules growth report, on a run of two steps on one rank."""
 
 import json
 from types import SimpleNamespace

@@ -93,13 +93,13 @@ def a_check_of_broken_activations(run):
         result = growth.run(engine, opened.state, {})
     finally:
         hook.second_moments = measured
-    return result.figures, result.lines, [name for name in growth.state() if "moment" in name]
+    return result.values, result.lines, [name for name in growth.state() if "moment" in name]
 
 
 def test_activations_that_are_not_finite_are_not_measured(small_folder, tmp_path):
     run = nano(small_folder, tmp_path, f"{INCRT} --steps 9")
-    figures, lines, moments = run_distributed(a_check_of_broken_activations, 1, run)[0]
-    assert figures == {} and moments == []
+    values, lines, moments = run_distributed(a_check_of_broken_activations, 1, run)[0]
+    assert values == {} and moments == []
     assert lines == ["growth   step 0: not checked; activations are not finite"]
 
 

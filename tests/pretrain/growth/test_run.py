@@ -100,10 +100,10 @@ def stopped_in_the_hook(run, step):
     """A session that is asked to stop in the middle of the check after *step* steps."""
     original = Growth.run
 
-    def abandoned(self, engine, state, figures):
+    def abandoned(self, engine, state, row):
         if state.step == step:
             raise Stopped("asked to stop", 75)
-        return original(self, engine, state, figures)
+        return original(self, engine, state, row)
 
     Growth.run = abandoned
     try:
@@ -300,7 +300,7 @@ GRADIENT = "--growth.criterion gradient --growth.interval 2 --growth.calibration
 )
 def test_events_depend_neither_on_ranks_nor_on_the_micro_batch(small_folder, tmp_path, criterion, splits):
     """At a rate at which rounding does not grow."""
-    events, figures = [], []
+    events, values = [], []
     for ranks, micro_batch, *context in splits:
         flags = f"{criterion} --growth.maximum 3 --micro_batch {micro_batch} --optimizer.learning_rate 3e-4"
         flags += "".join(f" --context_parallel {c}" for c in context)
@@ -309,11 +309,11 @@ def test_events_depend_neither_on_ranks_nor_on_the_micro_batch(small_folder, tmp
         found = read_state(run.folder / "checkpoints/step_000008").record("growth")["events"]
         rows = [row for row in curve(run.folder) if "growth/gamma/layer_0" in row]
         events.append([(each["step"], each["layer"], each["head"], each["kind"]) for each in found])
-        figures.append([{k: v for k, v in row.items() if k.startswith("growth/")} for row in rows])
-    assert len(events[0]) >= 3 and len(figures[0]) >= 3
+        values.append([{k: v for k, v in row.items() if k.startswith("growth/")} for row in rows])
+    assert len(events[0]) >= 3 and len(values[0]) >= 3
     assert events == [events[0]] * len(splits)
-    for rows in figures[1:]:
-        for row, expected in zip(rows, figures[0], strict=True):
+    for rows in values[1:]:
+        for row, expected in zip(rows, values[0], strict=True):
             assert row == pytest.approx(expected, rel=2e-4)
 
 

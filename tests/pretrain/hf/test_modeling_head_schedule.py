@@ -11,12 +11,14 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cache,
     ContinuousBatchingConfig,
     DynamicCache,
     GenerationConfig,
     Trainer,
     TrainingArguments,
 )
+from transformers.cache_utils import QuantizedLayer
 
 from model.sampling import make_cached_predictor, sample
 from pretrain.hf.export_folder import CODE_FILES
@@ -98,6 +100,25 @@ def test_static_cache_generates_the_same(name, folders):
     options = {**GREEDY, "max_new_tokens": 20, "disable_compile": True}
     static = theirs.generate(ids, cache_implementation="static", **options)
     assert static.tolist() == theirs.generate(ids, **options).tolist()
+
+
+class WholeGroups(QuantizedLayer):
+    """A quantised cache's layer that takes what quanto takes, and keeps every digit."""
+
+    def _quantize(self, tensor, axis):
+        assert tensor.numel() % self.q_group_size == 0
+        return tensor
+
+    def _dequantize(self, tensor):
+        return tensor
+
+
+def test_layers_without_attention_in_a_quantised_cache(folders):
+    theirs, ids = load(folders("absent")), tokens(1, 21)
+    cache = Cache(layers=[WholeGroups(q_group_size=8, residual_length=4) for _ in range(4)])
+    with torch.no_grad():
+        parts = [theirs(part, past_key_values=cache).logits for part in ids.split((9, *[1] * 12), 1)]
+        assert relative(torch.cat(parts, 1), network("absent")(ids)) <= FP32
 
 
 @pytest.mark.parametrize("name", SOME)

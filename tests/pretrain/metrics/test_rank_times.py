@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.engine.patches import prepare_deepspeed
-from pretrain.metrics.metrics import ForwardClock, rank_figures
+from pretrain.metrics.metrics import ForwardClock, rank_values
 from pretrain.runtime.world import start_world
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import alone
@@ -21,7 +21,7 @@ def passes(slow):
         with clock.measure():
             time.sleep(0.1 if world.rank == slow else 0.02)
         time.sleep(0.05)  # what is between passes does not count
-    return rank_figures(clock, world, {"tokens_per_second": 300.0})
+    return rank_values(clock, world, {"tokens_per_second": 300.0})
 
 
 def test_the_slowest_rank_is_named():
@@ -33,7 +33,7 @@ def test_the_slowest_rank_is_named():
 
 def test_a_rank_alone_has_no_such_figures_and_a_reading_begins_anew():
     clock = ForwardClock(torch.device("cpu"))
-    assert rank_figures(clock, alone(), {"tokens_per_second": 1.0}) == {} and math.isnan(clock.read())
+    assert rank_values(clock, alone(), {"tokens_per_second": 1.0}) == {} and math.isnan(clock.read())
     with clock.measure():
         time.sleep(0.01)
     assert 0.01 <= clock.read() < 1 and math.isnan(clock.read())

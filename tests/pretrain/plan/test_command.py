@@ -8,8 +8,11 @@ import re
 import pytest
 
 from model.presets import preset
+from pretrain.checkpoint.state import TrainingState
+from pretrain.config.command_line import parse_command_line
 from pretrain.data.meta import CorpusMeta
 from pretrain.plan.command import main
+from tests.helpers.refusals import refusal
 from tests.helpers.small_corpus import SMALL_VOCABULARY
 
 BASE = ["--config", "757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
@@ -66,15 +69,16 @@ def test_fp32_has_no_known_peak(capsys):
     assert figures(capsys, "--precision", "fp32", "--peak_tflops", "60", "--mfu", "0.4")["seconds"] > 0
 
 
-def test_time_needs_a_measured_mfu(capsys):
+def test_time_needs_a_measured_mfu_in_fp32(capsys):
     """The smallest step has a time of more than zero; without --mfu it is that of assumed values."""
     tiny = ["--model", "prism-nano", "--global_batch_tokens", "256", "--ds_config", "ds_configs/zero2.json"]
-    for mfu in ([], ["--mfu", "0.4"]):
-        assert main([*tiny, *mfu]) == 0
+    for more in ([], ["--mfu", "0.4"], ["--precision", "fp32", "--peak_tflops", "60"]):
+        assert main([*tiny, *more]) == 0
         text = capsys.readouterr().out
         found = re.search(r"time     (\S+) s a step", text)
         assert float(found[1]) > 0 if found else " hours at 0.3, " in text and "give --mfu" in text
-        assert bool(found) == bool(mfu)
+        assert bool(found) == ("fp32" not in more)
+        assert ("predicted from counted work and assumed" in text) == (not more)
 
 
 def test_the_corpus_gives_its_vocabulary_and_how_often_it_is_read(capsys, small_folder, tmp_path):
@@ -141,6 +145,43 @@ def test_what_is_offered_fits(capsys, ds_config: str, memory: str):
         capsys.readouterr()
 
 
+def test_ranks_share_sequences_as_offered(capsys):
+    assert (
+        main(["--config", "long-757m", "--gpus_per_node", "8", "--nodes", "8", "--context_parallel", "4"])
+        == 0
+    )
+    assert "16 data-parallel" in capsys.readouterr().out
+
+
+def test_weights_bring_their_vocabulary(capsys, tmp_path):
+    """257 entries; the default recipe's data have 2,048."""
+    model = preset("prism-nano").replace(vocab_size=257)
+    write_checkpoint(tmp_path / "run", model)
+    assert main(["--init_from", str(tmp_path / "run"), "--micro_batch", "1"]) == 0
+    assert f"{model.num_parameters():,} parameters" in capsys.readouterr().out
+
+
+def test_a_run_that_is_named_must_be_able_to_continue(capsys, tmp_path):
+    model = preset("prism-nano").replace(vocab_size=257)
+    write_checkpoint(tmp_path / "runs" / "mine", model)
+    named = f"--config micro --model prism-nano --runs_dir {tmp_path}/runs --name mine".split()
+    longer = ["--architecture.context_length", "128", "--global_batch_tokens", "1024"]
+    assert main([*named, "--global_batch_tokens", "1024"]) == 0
+    assert refusal(capsys, main, *named, *longer).startswith("error: resume: ")
+    assert "context_length: 64 != 128" in refusal(capsys, main, *named, *longer)
+    assert main([*named[:6], *longer]) == 0  # the plan of a run without a name
+
+
+def write_checkpoint(folder, model) -> None:
+    """What a plan reads of a run: its newest checkpoint's state."""
+    checkpoint = folder / "checkpoints" / "step_000010"
+    checkpoint.mkdir(parents=True)
+    run = parse_command_line(["--config", "micro", "--model", "prism-nano"]).run
+    state = TrainingState(step=10, run=run.to_dict(), model=model.to_json())
+    (checkpoint / "state.json").write_text(state.to_json())
+    (folder / "latest").write_text("step_000010\n")
+
+
 def test_when_nothing_fits(capsys):
     assert main([*BASE, "--gpu_memory", "2"]) == 2
     assert "what would fit: more GPUs, or ones with more memory" in capsys.readouterr().err
@@ -160,9 +201,12 @@ def test_when_nothing_fits(capsys):
         (["--model", "prism-757"], r"model: no preset 'prism-757'; did you mean"),
         (["--heads", "5x24"], r"heads: layer 0 has 5 heads, which do not divide d_model 1536"),
         (["--nodes", "3"], r"512 sequences .* 24 data-parallel ranks; valid numbers of ranks are"),
+        (["--config", "long-757m", "--nodes", "8"], r"16 seq.* 64 data-.* sequence: --context_parallel 4$"),
+        (["--config", "classification", "--nodes", "8"], r"32 sequences .* 64 .*_tokens 8192 or 16384$"),
+        (["--schedule.kind", "wsd", "--schedule.decay", "1"], r"schedule.decay: 1.0 may mean one step or"),
         (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
         (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
-        (["--print_config"], r"print_config: a plan does not do that; give --print_config to pretrain/main"),
+        (["--print_config"], r"print_config: a plan does not do that; give --print_config to head-sch"),
         (["--ds_config", "none.json"], r"ds_config: cannot read 'none.json'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command ``python -m pretrain.prepare``."""
+"""The command ``head-schedules prepare``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m pretrain.prepare verify``: damage of every kind is found."""
+"""``head-schedules prepare verify``: damage of every kind is found."""
 
 from __future__ import annotations
 

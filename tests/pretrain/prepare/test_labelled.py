@@ -1,4 +1,4 @@
-"""python -m pretrain.prepare labelled: what it writes, and what it refuses."""
+"""head-schedules prepare labelled: what it writes, and what it refuses."""
 
 import json
 

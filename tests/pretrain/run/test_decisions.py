@@ -79,7 +79,7 @@ def test_every_choice(made: Decisions, expected: tuple[Any, ...]) -> None:
 
 def test_threads_that_were_asked_for_are_not_those_of_the_checkpoint() -> None:
     asked = dataclasses.replace(CPU, threads_asked=True)
-    assert decided(asked, 2, saved(CPU), "prism-micro").threads == Decision(4, "asked for")
+    assert decided(asked, 2, saved(CPU), "prism-micro").threads == Decision(4, "as set")
 
 
 def test_a_missing_compiler_is_the_reason() -> None:

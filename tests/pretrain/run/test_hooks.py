@@ -19,7 +19,7 @@ NOTED: list[tuple[int, dict[str, Any]]] = []
 
 
 class Notes(Hook):
-    """Notes the figures of each step."""
+    """Notes the row of each step."""
 
     name = "notes"
 
@@ -29,9 +29,9 @@ class Notes(Hook):
     def is_due(self, step):
         return True
 
-    def run(self, engine, state, figures):
-        NOTED.append((state.step, dict(figures)))
-        return super().run(engine, state, figures)
+    def run(self, engine, state, row):
+        NOTED.append((state.step, dict(row)))
+        return super().run(engine, state, row)
 
 
 class Alike(Notes):
@@ -53,9 +53,9 @@ def test_a_hook_is_given_the_loss_and_the_norm_of_the_step(small_folder, tmp_pat
     for rank in run_distributed(noted, ranks, run):
         rows = {row["step"]: row for row in read_metrics(run.folder)}
         assert [step for step, _ in rank] == [1, 2, 3, 4, 5] == [*rows]
-        for step, figures in rank:
+        for step, row in rank:
             expected = {name: rows[step].get(name) for name in ("train_loss", "grad_norm", "val_loss")}
-            assert {name: figures.get(name) for name in expected} == expected
+            assert {name: row.get(name) for name in expected} == expected
 
 
 def test_the_numbers_are_those_without_it(small_folder, tmp_path):

@@ -4,6 +4,7 @@ that was not, and each that was is named."""
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 from model.config import ModelConfig
 from pretrain.checkpoint.state import TrainingState, read_state
+from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import NUM_LAYERS, RunConfig
 from pretrain.config.sources import SETTINGS, diff_settings, flatten, make_run
-from pretrain.run.resume import SILENT, check_resume
+from pretrain.run.resume import SILENT, check_resume, describe_rate_change
 
 ROPE = {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4.0}
 RULES = [
@@ -135,3 +137,15 @@ def test_a_saved_setting_equals_the_one_that_was_asked(tmp_path, name):
         changed = dataclasses.replace(default, optimizer=dataclasses.replace(default.optimizer, reset=True))
         notes = check_resume(saved, state, changed, model)
         assert [note for note in notes if note.startswith(f"{name} changed: ")] or name == "optimizer.reset"
+
+
+def test_a_longer_run_names_the_change_of_its_learning_rate():
+    """A cosine to a tenth of its peak, of twice as many steps: about 0.1 + 0.9 / 2 of the peak."""
+    flags = "--config micro --schedule.warmup 0 --schedule.minimum 0.1 --optimizer.learning_rate 1e-3"
+    short, long = (parse_command_line([*flags.split(), "--steps", steps]).run for steps in ("1000", "2000"))
+    (line,) = describe_rate_change(short, long, 1000)
+    assert re.fullmatch(r"learning rate: 1\.00e-04 at step 1,000, 5\.49e-04 at step 1,001 .*", line)
+    assert describe_rate_change(short, short, 500) == [] == describe_rate_change(short, long, 0)
+    constant = f"{flags} --steps 2000 --schedule.minimum 1 --optimizer.learning_rate 1e-4"
+    constant = parse_command_line(constant.split()).run
+    assert describe_rate_change(short, constant, 1000) == []

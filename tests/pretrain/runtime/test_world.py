@@ -1,7 +1,8 @@
-"""Work that one rank does for all."""
+"""Work that one rank does for all, and values of all ranks."""
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 
 from model.errors import UserError
@@ -33,3 +34,13 @@ def test_rank_0_works_for_all_and_its_refusal_is_everybodys():
     answer = ([1, 2, 3], "data: no")
     assert run_distributed(once_on_all_ranks, 2) == [([0], *answer), ([], *answer)]
     assert run_distributed(once_on_all_ranks, 1) == [([0], *answer)]
+
+
+def largest_of_all_ranks():
+    prepare_deepspeed()
+    world = start_world(1, False)
+    return world.max(torch.tensor([world.rank, -world.rank])).tolist()
+
+
+def test_the_largest_values_of_all_ranks():
+    assert run_distributed(largest_of_all_ranks, 2) == [[1, 0], [1, 0]]

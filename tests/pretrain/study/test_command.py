@@ -1,9 +1,10 @@
-"""``python -m pretrain.study``: what it prints, what it refuses."""
+"""``head-schedules study``: what it prints, what it refuses."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,10 @@ def test_a_dry_run_writes_nothing(file, capsys, tmp_path):
     text = capsys.readouterr().out
     assert "6: 3 variants x 2 seeds" in text and "to do    6 runs" in text
     assert not (tmp_path / "o").exists()
+    single = tmp_path / "single.yaml"
+    single.write_text(re.sub("seeds: .*", "seeds: 1", Path(file).read_text()))
+    assert main(["run", str(single), "--dry_run", "--out", str(tmp_path / "o")]) == 0
+    assert "3: 3 variants x 1 seed, in" in capsys.readouterr().out
 
 
 def submitted(arguments, capsys):

@@ -9,7 +9,7 @@ import pytest
 from model.errors import UserError
 from pretrain.study.planning import parse_study
 from pretrain.study.power import Question, pilot_differences, power_lines
-from pretrain.study.statistics.paired import pooled_sd
+from pretrain.study.statistics.paired import pairs_needed, pooled_sd
 from pretrain.study.summaries import View
 from tests.helpers.planted_runs import result
 
@@ -106,6 +106,29 @@ def test_the_lines(pilot):
     assert lines[4] == f"cost     {per_run:.2e} FLOPs a run"
     alone = power_lines(pilot.study, Question(sd=0.01))  # without a pilot's speed
     assert alone[3].endswith(f"cost {total:.2e} FLOPs")
+    single = parse_study(pilot.study.text.replace("seeds: 3", "seeds: 1"), "s", pilot.study.folder)
+    expected = f"study    1 seed has no spread, so it finds no effect, and costs {total / 3:.2e} FLOPs"
+    assert power_lines(single, Question(sd=0.01))[3] == expected
+
+
+def test_contrasts_need_as_many_seeds_as_their_own_spread_says(pilot):
+    """prism - descending: (-5, -6, -3) hundredths, whose squared deviations add up to 4 2/3."""
+    sd = 0.01 * (14 / 6) ** 0.5
+    contrasts = ["prism - descending", "again - uniform"]  # the second has other seeds
+    lines = asked(pilot, f"{TEXT}contrasts: {contrasts}")
+    needed = pairs_needed(0.02, sd)
+    line = f"contrast prism - descending: sd {sd:.3g} of 3 seeds"
+    assert lines[5:6] == [f"{line}, {needed} seeds to find 0.02"] and needed > 6
+    assert [text for text in lines if text.startswith("contrast")] == lines[5:6]
+    without = TEXT.replace("effect: 0.02\n", "")
+    assert line in asked(pilot, f"{without}contrasts: {contrasts}")
+    other = TEXT.replace("descending", "reversed")  # not in the pilot
+    assert not any(
+        text.startswith("contrast") for text in asked(pilot, f"{other}contrasts: [prism - reversed]")
+    )
+    assert not any(
+        text.startswith("contrast") for text in asked(pilot, f"{TEXT}contrasts: {contrasts}", sd=1.0)
+    )
 
 
 def test_the_question_comes_before_the_study(pilot):

@@ -90,7 +90,7 @@ def test_the_command_reports_contrasts_of_the_file_that_it_is_given(tmp_path, ca
     page = (tmp_path / "old/report/index.html").read_text()
     assert ORDER in said and ORDER in page and "<h2>Contrasts</h2>" in page
     assert "-0.0333 [-0.0713, +0.0046]" in said
-    assert "In no figure: the folder also holds 1 run that the study does not name: gone-s1." in page
+    assert "Left out: the folder also holds 1 run that the study does not name: gone-s1." in page
 
     assert main(["report", str(tmp_path / "old")]) == 0
     assert "contrast order" not in capsys.readouterr().out
