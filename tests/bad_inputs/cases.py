@@ -186,6 +186,7 @@ def commands(run_flags: list[str]) -> list[Command]:
                 "--gpu_memory",
                 "--peak_tflops",
                 "--mfu",
+                "--rates",
                 *run_flags[::4],
             ),
             ("recipe.yaml", "ds.json", "model.json"),
