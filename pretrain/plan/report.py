@@ -124,6 +124,7 @@ def _time_lines(plan: RunPlan) -> list[str]:
     total = plan.tokens_per_step * run.steps
     lines = [
         f"tokens   {run.steps:,} steps x {plan.tokens_per_step:,} = {total:,} tokens",
+        *_data_lines(plan, total),
         f"compute  {plan.model.flops_per_token():,} FLOP a token (6 N_matmul + 12 sum min(T, window) A); "
         f"{plan.flops_per_step:.3e} a step, {plan.flops_per_step * run.steps:.3e} in all",
     ]
@@ -158,6 +159,19 @@ def _time_lines(plan: RunPlan) -> list[str]:
     return lines
 
 
+def _data_lines(plan: RunPlan, tokens: int) -> list[str]:
+    """How often each corpus is read. A classifier reads documents, padded or cut, and no stream of tokens."""
+    if plan.corpora is None or plan.run.task == "classification":
+        return []
+    lines = []
+    for number, corpus in enumerate(plan.corpora):
+        passes = corpus.passes(tokens)
+        times = f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
+        name, size = "" if number else "data", corpus.meta.training.tokens
+        lines.append(f"{name:<8} {corpus.folder}: {size:,} training tokens, read {times} times")
+    return lines
+
+
 def _table(title: str, rows: list[tuple[str, int, str]]) -> list[str]:
     """Lines of names, sizes in GiB and notes."""
     return [f"{title:<33}GiB", *(f"  {name:<22}{size / GIB:>12.3f}  {note}" for name, size, note in rows)]
@@ -181,6 +195,9 @@ def to_json(plan: RunPlan) -> dict[str, Any]:
         "tokens_per_step": plan.tokens_per_step,
         "steps": run.steps,
         "tokens": plan.tokens_per_step * run.steps,
+        "epochs": None
+        if plan.corpora is None
+        else {each.folder: each.passes(plan.tokens_per_step * run.steps) for each in plan.corpora},
         "flops_per_token": plan.model.flops_per_token(),
         "flops_per_step": plan.flops_per_step,
         "mfu": plan.predicted_mfu,

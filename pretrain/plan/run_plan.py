@@ -19,6 +19,7 @@ from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.optim.schedule import LearningRateSchedule
+from pretrain.plan.corpora import PlannedCorpus, find_corpora, model_fields
 from pretrain.plan.memory import MemoryPlan, memory_plan
 from pretrain.plan.micro_batch import find_micro_batch, usable_memory
 from pretrain.plan.speed import Rates, Work, count_work
@@ -72,6 +73,8 @@ class RunPlan:
     """Share of the GPUs' peak that such a run was measured to reach."""
     rates: Rates | None = None
     """What one GPU does, from which the time is predicted where there is no *mfu*."""
+    corpora: list[PlannedCorpus] | None = None
+    """What the run reads; None where it is not on this machine."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -114,9 +117,8 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
     """
     check_world(machine.ranks, run.tensor_parallel, run.context_parallel)
     LearningRateSchedule(run.schedule, run.steps)  # lengths that do not fit into the run
-    # Weights that the run begins with bring their vocabulary.
-    own = run.data == "builtin" and run.init_from is None
-    asked = run.build_model_config(run.vocab_size if own else None)
+    corpora = find_corpora(run)
+    asked = run.build_model_config(**model_fields(run, corpora))
     model = run.largest_model_config(asked)
     facts = Facts("cuda", machine.memory, machine.ranks, bf16=(True, "the GPU computes in bf16"))
     decisions = decide(run, ds_config, model, TrainingState(), facts)
@@ -133,6 +135,7 @@ def make_plan(run: RunConfig, ds_config: dict[str, Any], machine: Machine, mfu: 
         traffic=traffic(model, settings, *sizes),
         work=count_work(model, settings, batch, run.tensor_parallel, compiled=decisions.compile.value),
         mfu=mfu,
+        corpora=corpora,
     )
 
 

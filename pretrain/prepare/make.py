@@ -25,10 +25,10 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.data.indexed import token_dtype
-from pretrain.data.meta import FORMAT_VERSION, CorpusMeta, TokenizerEntry
+from pretrain.data.meta import FORMAT_VERSION, CorpusMeta, SplitEntry, TokenizerEntry
 from pretrain.data.sentencepiece_bpe import find_export_obstacle
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
-from pretrain.prepare.assemble import DEFAULT_SELECTION, Selection, assemble
+from pretrain.prepare.assemble import DEFAULT_SELECTION, SPLITS, Selection, assemble
 from pretrain.prepare.parts import PART_BYTES, Job, Part, find_finished_parts, is_complete, unit_key
 from pretrain.prepare.progress import Report, report_nothing
 from pretrain.prepare.round_trip import check_round_trip
@@ -220,6 +220,7 @@ class Preparation:
                 self.source.name,
                 validation_parts,
             )
+            splits = {name: written[name] for name in SPLITS}
             CorpusMeta(
                 source=self.source.describe(),
                 dtype=token_dtype(tokenizer.vocab_size).name,
@@ -228,6 +229,10 @@ class Preparation:
                 tokenizer=TokenizerEntry.from_tokenizer(tokenizer),
                 **written,
             ).write(partial)
+        if held_out_units is None and (
+            line := describe_uneven_split(self.selection.validation_fraction, **splits)
+        ):
+            self.report(line)
         if line := describe_control_strings(tokenizer, itertools.chain.from_iterable(parts)):
             self.report(line)
         shutil.rmtree(self.parts_folder, ignore_errors=True)
@@ -243,6 +248,19 @@ def describe_control_strings(tokenizer: Tokenizer, parts: Iterable[Part]) -> str
     as_tokens = any(len(tokenizer.encode(text)) == 1 for text in specials)
     became = "they became these tokens" if as_tokens else "they are kept as text"
     return f"{found:,} of {total:,} documents contain control strings of the tokenizer ({shown}); {became}"
+
+
+def describe_uneven_split(fraction: float, training: SplitEntry, validation: SplitEntry) -> str:
+    """A warning where the split by hash holds out less than half of *fraction* of the tokens, or more than
+    twice as much, as it may among few documents or ones of very different lengths; else empty."""
+    share = validation.tokens / (training.tokens + validation.tokens)
+    if fraction / 2 <= share <= 2 * fraction:
+        return ""
+    return (
+        f"{validation.documents:,} of {training.documents + validation.documents:,} documents, with "
+        f"{share:.1%} of the tokens, are held out for validation, in place of {fraction:.3g} of them: with "
+        "few documents the share is random; --validation_text PATH chooses them"
+    )
 
 
 def make_corpus(

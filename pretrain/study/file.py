@@ -149,12 +149,14 @@ def study_names() -> list[str]:
 
 
 def find_study(name: str | Path, near: Path | None = None) -> Path:
-    """The file of that name or path; a path also from the folder *near*.
+    """The file of that name or path; a path, or the name of no study included, also from the folder *near*.
 
     Raises:
         UserError: there is none; it names the closest.
     """
-    for path in (Path(name), *([near / name] if near else ()), STUDIES / f"{name}.yaml"):
+    own = [near / name] if near else []
+    beside = [near / f"{name}.yaml"] if near else []
+    for path in (Path(name), *own, STUDIES / f"{name}.yaml", *beside):
         if path.is_file():
             return path
     raise UserError(
@@ -183,6 +185,8 @@ def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, .
     if path in seen:
         refuse("extends", str(path), "it extends itself")
     parent = resolve(read_text(path, "study"), f"study: {path}", path.parent, (*seen, path))
+    if isinstance(own.get("contrasts"), dict):  # replaced by name, also where the other file has a list
+        parent["contrasts"] = _named(parent.get("contrasts"))
     merged = {key: value for key, value in parent.items() if key not in OWN} | own
     for key in BY_NAME:
         if isinstance(parent.get(key), dict) and isinstance(own.get(key), dict):
@@ -215,4 +219,5 @@ def schema() -> dict[str, Any]:
     found["properties"]["variants"]["anyOf"][0]["additionalProperties"] = {"$ref": "#/$defs/Level"}
     # null takes out what the study that is extended has.
     found["properties"]["vary"]["anyOf"][0]["additionalProperties"]["anyOf"].append({"type": "null"})
+    found["properties"]["contrasts"]["anyOf"][0]["additionalProperties"] = {"type": ["string", "null"]}
     return found

@@ -171,10 +171,10 @@ class TextFiles(PlainFiles):
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
-        formats = set(map(self._format, self.files)) - {"text"}
-        if formats:
+        formats = set(map(self._format, self.files))
+        if formats - {"text"}:
             described["formats"] = sorted(formats)
-        if formats - {"lines"}:
+        if formats - {"lines", "text"}:
             described["column"] = self.column
         return described
 

@@ -10,8 +10,10 @@ import pytest
 from model.presets import preset
 from pretrain.checkpoint.state import TrainingState
 from pretrain.config.command_line import parse_command_line
+from pretrain.data.meta import CorpusMeta
 from pretrain.plan.command import main
 from tests.helpers.refusals import refusal
+from tests.helpers.small_corpus import SMALL_VOCABULARY
 
 BASE = ["--config", "757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
 
@@ -77,6 +79,34 @@ def test_time_needs_a_measured_mfu_in_fp32(capsys):
         assert float(found[1]) > 0 if found else " hours at 0.3, " in text and "give --mfu" in text
         assert bool(found) == ("fp32" not in more)
         assert ("predicted from counted work and assumed" in text) == (not more)
+
+
+def test_the_corpus_gives_its_vocabulary_and_how_often_it_is_read(capsys, small_folder, tmp_path):
+    corpora = CorpusMeta.read(small_folder).training.tokens
+    plain = ["--config", "124m", "--data", f"{small_folder}:0.25,{small_folder}:0.75", "--steps", "100"]
+    assert main(plain) == 0
+    text = capsys.readouterr().out
+    assert f"vocabulary {SMALL_VOCABULARY}" in text
+    for weight in (0.25, 0.75):
+        times = f"read {weight * 100 * 262_144 / corpora:,.0f} times"
+        assert f"{small_folder}: {corpora:,} training tokens, {times}" in text
+    assert main(["--config", "124m", "--data", str(small_folder), "--steps", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epochs"] == {str(small_folder): pytest.approx(3 * 262_144 / corpora)}
+    (tmp_path / "empty").mkdir()
+    assert main(["--config", "124m", "--data", str(tmp_path / "empty")]) == 2
+    assert "has no meta.json" in capsys.readouterr().err
+    assert main(["--config", "124m", "--data", str(tmp_path / "elsewhere")]) == 0
+    text = capsys.readouterr().out
+    assert "vocabulary 50,257" in text and "training tokens" not in text
+
+
+def test_a_pair_is_read_with_its_tokenizer(capsys, small_folder):
+    pair = ["--data", str(small_folder / "training"), "--tokenizer", str(small_folder / "tokenizer")]
+    assert main(["--config", "124m", *pair, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["epochs"]) == [str(small_folder / "training")]
+    assert found["parameters"] == preset("prism-124m").replace(vocab_size=SMALL_VOCABULARY).num_parameters()
 
 
 def test_stages_and_degrees_are_compared(capsys):

@@ -13,11 +13,12 @@ import pytest
 
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
+from pretrain.data.meta import SplitEntry
 from pretrain.data.tokenizer import SentencePieceTokenizer, load_tokenizer
 from pretrain.prepare import builtin, make
 from pretrain.prepare.assemble import SPLITS, Selection
 from pretrain.prepare.builtin import prepare_builtin
-from pretrain.prepare.make import make_corpus
+from pretrain.prepare.make import describe_uneven_split, make_corpus
 from pretrain.prepare.sources.plain_files import BuiltinCorpus, PlainFiles
 from tests.helpers.corpora import TEXTS, byte_level, contents, texts_of
 from tests.helpers.launch import ROOT
@@ -100,6 +101,26 @@ def test_nothing_heavy_is_imported_before_it_is_needed(module):
     heavy = {"torch", "megatron", "sentencepiece", "tokenizers", "transformers", "datasets", "matplotlib"}
     line = [sys.executable, "-c", f"import sys, pretrain.{module}; print(*{heavy} & sys.modules.keys())"]
     assert subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_a_share_far_from_the_requested_one_is_reported():
+    """5 % of 60 documents is three; one of them alone may be held out."""
+    training, few, many = SplitEntry(59, None, 9930), SplitEntry(1, None, 70), SplitEntry(1, None, 1200)
+    expected = (
+        "1 of 60 documents, with 0.7% of the tokens, are held out for validation, in place of 0.05 of them"
+    )
+    assert describe_uneven_split(0.05, training, few).startswith(expected)
+    assert "with 10.8% of the tokens" in describe_uneven_split(0.05, training, many)
+    assert not describe_uneven_split(0.05, training, SplitEntry(3, None, 600))
+
+
+def test_a_small_corpus_reports_its_split(tmp_path, small):
+    reports: list[str] = []
+    corpus = Corpus.open(
+        make_corpus(small_source(4), tmp_path / "out", small.tokenizer, Selection(0.001), reports.append)
+    )
+    assert corpus.meta.validation.documents == 1
+    assert any(line.startswith("1 of 4 documents") and "--validation_text PATH" in line for line in reports)
 
 
 @pytest.mark.parametrize("trained", [True, False])

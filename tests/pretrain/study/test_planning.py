@@ -234,6 +234,12 @@ effect: null
     assert (run.steps, run.optimizer.weight_decay, run.optimizer.learning_rate) == (70, 0.5, 1e-3)
     again = parse_study(found.text, "own", found.folder)  # as it is written into the folder
     assert [planned.run for planned in again.runs] == [planned.run for planned in found.runs]
+    (tmp_path / "third.yaml").write_text(
+        "extends: own\ncontrasts: {prism - uniform: null, more: flat - uniform}\n"
+    )
+    (tmp_path / "base.yaml").write_text(f"{SMALL}contrasts: [prism - uniform]\n")
+    third = read_study(tmp_path / "third.yaml")  # by its name alone, in the same folder
+    assert third.file.contrasts == {"more": "flat - uniform"}
     (tmp_path / "base.yaml").write_text("extends: own.yaml\nseeds: 1\n")
     with refused("it extends itself"):
         read_study(tmp_path / "own.yaml")

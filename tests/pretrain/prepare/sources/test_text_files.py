@@ -88,6 +88,15 @@ def test_every_format_gives_the_same_documents_however_it_is_cut_and_compressed(
         assert source.describe()["column"] == "text"
 
 
+def test_a_folder_of_several_formats_names_each(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.jsonl").write_bytes(json_lines(["two"]))
+    described = TextFiles([tmp_path]).describe()
+    assert described["formats"] == ["jsonl", "text"] and described["column"] == "text"
+    (tmp_path / "b.jsonl").unlink()
+    assert "formats" not in TextFiles([tmp_path]).describe()
+
+
 def test_plain_text_is_a_document_a_file_or_a_line(tmp_path):
     (tmp_path / "a.txt").write_text("one\n\ntwo\r\nthree")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"four\n"))

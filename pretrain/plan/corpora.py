@@ -1,0 +1,66 @@
+"""What a plan takes from a run's corpora, where their folders are on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from pretrain.config.run_config import RunConfig
+from pretrain.data.corpus import is_prefix, open_prefix
+from pretrain.data.meta import CorpusMeta
+from pretrain.data.sequences import parse_blend
+from pretrain.data.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True)
+class PlannedCorpus:
+    """A corpus of a run."""
+
+    folder: str
+    weight: float
+    """Share of the run's sequences."""
+    meta: CorpusMeta
+
+    def passes(self, tokens: int) -> float:
+        """How often a run of *tokens* tokens reads the training documents."""
+        return tokens * self.weight / max(1, self.meta.training.tokens)
+
+
+def find_corpora(run: RunConfig) -> list[PlannedCorpus] | None:
+    """The corpora that ``data`` names; None for the built-in one, and if a folder does not exist here.
+
+    Raises:
+        UserError: damaged files, or corpora of different tokenizers.
+    """
+    if run.data == "builtin":
+        return None
+    found = []
+    for folder, weight in parse_blend(run.data):
+        path = Path(folder)
+        if is_prefix(path) and run.tokenizer is not None:
+            meta = open_prefix(path, load_tokenizer(run.tokenizer))[0]
+        elif path.is_dir():
+            meta = CorpusMeta.read(path)
+        else:
+            return None
+        found.append(PlannedCorpus(folder, float(weight), meta))
+    for other in found[1:]:
+        if other.meta.tokenizer.vocab_size != found[0].meta.tokenizer.vocab_size:
+            raise UserError(
+                f"data: {other.folder!r} has another tokenizer than {found[0].folder!r}; valid: corpora "
+                "prepared with one tokenizer"
+            )
+    return found
+
+
+def model_fields(run: RunConfig, corpora: list[PlannedCorpus] | None) -> dict[str, Any]:
+    """The fields of the model that the corpora determine, as far as they are known."""
+    if run.init_from is not None:  # weights bring their vocabulary
+        return {}
+    if corpora is None:
+        return {"vocab_size": run.vocab_size} if run.data == "builtin" else {}
+    meta = corpora[0].meta
+    classes = {"classes": len(meta.classes)} if run.task == "classification" and meta.classes else {}
+    return {"vocab_size": meta.tokenizer.vocab_size, **classes}
