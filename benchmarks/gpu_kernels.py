@@ -1,6 +1,6 @@
 """The kernels that torch.compile writes for an H100, counted and compiled to machine code without a GPU.
 
-    pip install triton==3.7.1        # into an environment of your own; torch's CPU build comes without it
+    pip install triton==3.7.1        # into a separate environment; torch's CPU build comes without it
     python benchmarks/gpu_kernels.py prism-124m [--micro_batch 16] [--context 1024] [--compile]
 
 One training step, forward and backward, runs on fake tensors in bf16 with --fused all, its blocks compiled as
@@ -230,7 +230,7 @@ def main() -> None:
     total = sum(graph.calls * graph.bytes["written"] for graph in graphs) / tokens
     launches = sum(graph.calls * len(graph.kernels) for graph in graphs)
     print(f"{len(graphs)} graphs, {launches:,} launches, {total:,.0f} bytes a token")
-    figures = {"tokens": tokens, "bytes_a_token": total, "launches": launches}
+    results = {"tokens": tokens, "bytes_a_token": total, "launches": launches}
     if options.compile:
         sources = dict.fromkeys(source for graph in graphs for source in graph.kernels)
         from torch._inductor.runtime import triton_helpers
@@ -242,8 +242,8 @@ def main() -> None:
         ):
             forms = [compile_kernel(source, Path(folder), index) for index, source in enumerate(sources)]
         print(f"{len(forms)} different kernels compiled for compute capability 9.0, in {sum(forms)} forms")
-        figures["compiled"] = len(forms)
-    write(options.out, figures)
+        results["compiled"] = len(forms)
+    write(options.out, results)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def main() -> None:
         averages.table(sort_by=f"self_{device}_time_total", row_limit=options.rows, max_name_column_width=60)
     )
     largest = sorted(averages, key=lambda row: -getattr(row, f"self_{device}_time_total"))
-    figures = vars(options) | {
+    results = vars(options) | {
         "flags": flags,
         "compiled": compiled,
         "device": device,
@@ -68,7 +68,7 @@ def main() -> None:
         "seconds": seconds,
         "operators": [operator_row(row) for row in largest],
     }
-    write(options.out, figures)
+    write(options.out, results)
     sys.stdout.flush()
     os._exit(0)  # the launcher's threads need not end one by one
 

@@ -161,7 +161,7 @@ def _begin_at_the_landing_page(app: Any, error: Exception | None) -> None:
 def _keep_colons(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Napoleon reads the text before a colon as a type, if it is in an attribute's first line."""
     if what in ("attribute", "property"):
-        lines.insert(0, "")
+        lines[:0] = ["..", ""]  # an empty comment
 
 
 def setup(app: Any) -> None:

@@ -87,7 +87,7 @@ def _count(seeds: int | None) -> str:
 
 
 def contrast_lines(study: Study, pilot: View, effect: float | None, power: float) -> list[str]:
-    """The seeds that each contrast of *study* needs, by the spread of its own values in the pilot.
+    """The seeds that each contrast of *study* needs, by the spread of that contrast in the pilot.
 
     Left out are contrasts of variants that the pilot lacks, or of which it has fewer than two finite values,
     and those whose seeds differ between variants.

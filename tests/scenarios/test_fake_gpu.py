@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import model.attention
 from model.decoding import CachedDecoder
+from model.documents import varlen_head_dim
 from model.parameters import parameter_specs
 from model.process_grid import ALONE, ProcessGrid, start_grid
 from model.transformer import Transformer
@@ -128,24 +129,26 @@ def test_cached_decoding_is_on_one_device(name):
     run_with_fake_gpu(decode, name)
 
 
-def spoilt(spoil: str) -> str:
-    """What a step says after something was moved to the CPU, or read."""
+def spoilt(what: str, alone: bool) -> str:
+    """What a step says after its masks were made on the CPU, or a value was read; *alone* leaves OnlyGpu
+    out."""
     local_mask, attend = model.attention.local_mask, model.attention.attend
     ways = {
         "mask": ("model.transformer.local_mask", lambda *given: local_mask(*given[:2], torch.device("cpu"))),
         "read": ("model.attention.attend", lambda *given: attend(*given) * given[0].query.sum().item()),
     }
-    with mock.patch(*ways[spoil]):
+    with mock.patch(*ways[what]), fake_gpu():
         try:
-            step("gptneo_windows", "plain")
+            train(build("gptneo_windows"), compiled=alone)
         except Exception as error:
             return type(error).__name__
     return "nothing"
 
 
 def test_what_is_elsewhere_or_is_read_is_noticed():
-    assert run_with_fake_gpu(spoilt, "mask") == "FakeTensorDeviceMismatchError"
-    assert run_with_fake_gpu(spoilt, "read") == "DataDependentOutputException"
+    assert run_with_fake_gpu(spoilt, "mask", False) == "AssertionError"
+    assert run_with_fake_gpu(spoilt, "mask", True) == "FakeTensorDeviceMismatchError"
+    assert run_with_fake_gpu(spoilt, "read", True) == "DataDependentOutputException"
 
 
 # ---------------------------------------------------------------------- ranks
@@ -262,13 +265,16 @@ def test_growth_and_diagnostics_are_on_one_device(name):
 # ---------------------------------------------------------------------- graphs
 
 
-def kinds_of(network: Transformer) -> int:
-    """How many blocks differ in what they compute: parameters, rotated dims, windows."""
+def kinds_of(network: Transformer, documents: bool) -> int:
+    """How many blocks differ in what they compute: parameters, heads, rotated dims, and windows that are not
+    in a document mask."""
     config, kinds = network.config, set()
     for layer, block in enumerate(network.layers):
         rotary, window = config.layer_rotary(layer), config.layer_window(layer)
         shapes = tuple((name, tuple(p.shape)) for name, p in block.named_parameters())
-        kinds.add((shapes, rotary and rotary[0], window if window and window < LENGTH else None))
+        masked = documents and not varlen_head_dim(config.layer_head_dim(layer))
+        seen = window if window and window < LENGTH and not masked else None
+        kinds.add((shapes, config.heads[layer], config.layer_kv_heads(layer), rotary and rotary[0], seen))
     return len(kinds)
 
 
@@ -292,7 +298,7 @@ def count_graphs(name: str, documents: bool = False, degrees: dict | None = None
         for more in range(2):
             train(network, *([offsets_of(3 + more)] if documents else []), compiled=True)
             counts.append(len(graphs))
-    return kinds_of(network), counts
+    return kinds_of(network, documents), counts
 
 
 @pytest.mark.parametrize(

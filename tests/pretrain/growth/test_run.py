@@ -324,7 +324,7 @@ def test_second_moments_are_those_of_the_norms_outputs(small_folder, tmp_path):
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
 
 
-def test_the_figures_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
+def test_the_values_of_a_run_are_those_of_its_weights(small_folder, tmp_path):
     """Γ and λ_max of the last check, from a checkpoint's weights, second moments and captured directions, in
     fp64."""
     run = growing(small_folder, tmp_path, f"{INCRT} --growth.until 6", steps=7)

@@ -98,7 +98,7 @@ NOT_APPLICABLE = {
 """Tests that models whose layers differ cannot pass, with the reason."""
 
 
-class Tester:
+class ModelTester:
     """What ModelTesterMixin asks for a small model of a variant."""
 
     batch_size, seq_length, is_training = 3, 7, True
@@ -126,7 +126,7 @@ def make_tests(name: str) -> Any:
         )
 
         def setUp(self) -> None:
-            self.model_tester = Tester(self, VARIANTS[name])
+            self.model_tester = ModelTester(self, VARIANTS[name])
             for kind, mapping in MAPPINGS.items():  # which labels the tests give
                 named = {"head_schedule": f"HeadSchedule{kind}"}
                 self.enterContext(mock.patch.dict(getattr(common, mapping), named))
