@@ -31,8 +31,8 @@ MEANT = (
     ),
     (
         "gradient_accumulation_steps",
-        "--micro_batch: a step accumulates global_batch_tokens / (context length x micro_batch x data-parallel"
-        " ranks) of them",
+        "--micro_batch: a step accumulates global_batch_tokens / (context length x micro_batch x "
+        "data-parallel ranks) of them",
     ),
     ("gradient_checkpointing recompute_activations", "--activation_checkpointing"),
     (
