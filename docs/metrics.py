@@ -53,7 +53,7 @@ class Field:
 
 
 ALWAYS = "every row"
-READ = "the newest row at every `logging.every`"
+READ = "the last of every `logging.every` rows"
 VALIDATED = "every `validation.every` steps and the last"
 MEASURED = "every `diagnostics_every` steps"
 CHECKED = "every check of a run with growth"
@@ -91,7 +91,7 @@ TRAINING = [
         "tokens_per_second",
         "number",
         "tokens per second",
-        f"{READ}, from the second on",
+        f"{READ}, except the first",
         "Throughput of all ranks over the last 20 readings, without validation and saving.",
     ),
     Field(
@@ -159,7 +159,7 @@ DIAGNOSTICS = [
             (
                 "feature_drift",
                 "ratio",
-                f"{MEASURED} from the second on; lower half of the layers",
+                f"{MEASURED} except the first; lower half of the layers",
                 "change of the layer's output since the last measurement",
             ),
         )

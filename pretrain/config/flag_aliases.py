@@ -29,7 +29,11 @@ MEANT = (
         "global_batch_size train_batch_size",
         "--global_batch_tokens, in tokens: sequences times the context length",
     ),
-    ("gradient_accumulation_steps", "--micro_batch, from which the accumulation follows"),
+    (
+        "gradient_accumulation_steps",
+        "--micro_batch: a step accumulates global_batch_tokens / (context length x micro_batch x "
+        "data-parallel ranks) of them",
+    ),
     ("gradient_checkpointing recompute_activations", "--activation_checkpointing"),
     (
         "recompute_granularity recompute_method recompute_num_layers",

@@ -167,6 +167,8 @@ def documented():
 
 # As the rows of that table, which has the commonest only.
 OTHERS = [
+    ('"tensor_parallel": {"autotp_size": 2}', "rejected", "--tensor_parallel"),
+    ('"sequence_parallel_size": 2', "rejected", "--context_parallel"),
     ('"gradient_clipping": "auto"', "works", ""),
     ('"torch_autocast": {"enabled": true, "dtype": "bfloat16"}', "rejected", "--precision bf16"),
     ('"wall_clock_breakdown": true', "works", ""),
