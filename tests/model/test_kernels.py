@@ -80,7 +80,8 @@ def requests() -> list[tuple[int, bool, bool]]:
         for capability, dtype, masked, dim, _ in ASKED:
             with fake_gpu(capability):
                 mask = visibility_mask((0, 16), (0, 16), 5, GPU) if masked else None
-                attend(Heads(*heads_of(dim, dtype, GPU), mask), None, 5 if masked else None)
+                query, key, value = heads_of(dim, dtype, GPU)
+                attend(Heads(query, key, value, mask), None, 5 if masked else None)
     return asked
 
 

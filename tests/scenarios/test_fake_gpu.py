@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -58,7 +59,8 @@ def build(
 
 
 def batch_of(length: int = LENGTH) -> tuple[Tensor, Tensor]:
-    return tuple(torch.zeros(BATCH, length, dtype=torch.int64, device=GPU) for _ in range(2))
+    tokens = torch.zeros(BATCH, length, dtype=torch.int64, device=GPU)
+    return tokens, torch.zeros_like(tokens)
 
 
 def offsets_of(documents: int) -> Tensor:
@@ -91,7 +93,7 @@ def train(network: Transformer, *offsets: Tensor, compiled: bool = False) -> Non
 
 # ---------------------------------------------------------------------- one device
 
-WAYS = {
+WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "plain": ({"fused": "none"}, False),
     "fp32": ({"dtype": torch.float32, "checkpoint_activations": True}, False),
     "fused": ({"fused": "all"}, False),
@@ -126,7 +128,7 @@ def decode(name: str) -> None:
             assert decoder.append(batch_of(count)[0]).device == GPU
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *slow(CONFIGS.keys() - CHOSEN)])
+@pytest.mark.parametrize("name", [*CHOSEN, *slow(sorted(CONFIGS.keys() - CHOSEN))])
 def test_cached_decoding_is_on_one_device(name):
     run_with_fake_gpu(decode, name)
 
@@ -135,11 +137,14 @@ def spoilt(what: str, alone: bool) -> str:
     """What a step says after its masks were made on the CPU, or a value was read; *alone* leaves OnlyGpu
     out."""
     local_mask, attend = model.attention.local_mask, model.attention.attend
-    ways = {
-        "mask": ("model.transformer.local_mask", lambda *given: local_mask(*given[:2], torch.device("cpu"))),
+    ways: dict[str, tuple[str, Any]] = {
+        "mask": (
+            "model.transformer.local_mask",
+            lambda *given: local_mask(given[0], given[1], torch.device("cpu")),
+        ),
         "read": ("model.attention.attend", lambda *given: attend(*given) * given[0].query.sum().item()),
     }
-    with mock.patch(*ways[what]), fake_gpu():
+    with mock.patch(ways[what][0], ways[what][1]), fake_gpu():
         try:
             train(build("gptneo_windows"), compiled=alone)
         except Exception as error:
@@ -196,7 +201,7 @@ def test_a_step_of_ranks_is_on_one_device(degrees, names):
     run_with_fake_gpu(step_of_a_rank, names, GRIDS[degrees])
 
 
-def muon_step(heads: str) -> None:
+def muon_step(heads: Any) -> None:
     """A step of this rank's half of all matrices, which travel to their owners and back."""
     settings, specs = MuonConfig(heads=heads), parameter_specs(CONFIGS["head_gate"])
     matrices = {
@@ -255,9 +260,9 @@ def measure(name: str) -> None:
             head = Candidate(*(torch.zeros(dim, width) for _ in range(3)))
             gradient_norms(engine, batches, {1: head}, world)
     probe = ForwardProbe(config, np.zeros((BATCH, LENGTH + 1), dtype=np.int64), BATCH, world)
-    batches = list(probe.batches)  # on the CPU, whose values may be read
+    held_out = list(probe.batches)  # on the CPU, whose values may be read
     with (
-        mock.patch.object(type(probe.batches), "__iter__", lambda _: iter(batches)),
+        mock.patch.object(type(probe.batches), "__iter__", lambda _: iter(held_out)),
         mock.patch.object(FakeTensor, "tolist", lambda present: [True] * len(present)),
         fake_gpu(read_values=True),
     ):
@@ -265,7 +270,7 @@ def measure(name: str) -> None:
         assert {tensor.device.type for tensor in (*result.heads, result.layers)} == {"cpu"}
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *slow(CONFIGS.keys() - CHOSEN)])
+@pytest.mark.parametrize("name", [*CHOSEN, *slow(sorted(CONFIGS.keys() - CHOSEN))])
 def test_growth_and_diagnostics_are_on_one_device(name):
     run_with_fake_gpu(measure, name)
 
