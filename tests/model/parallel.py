@@ -150,7 +150,7 @@ def relative(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> fl
 
 def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
     """The same schedule and switches at a size for tests: repeated layers once, the smallest widths that t
-    divides."""
+    divides, the same in all layers."""
     kinds = [_kind(config, layer) for layer in range(config.num_layers)]
     layers = [layer for layer, kind in enumerate(kinds) if layer == 0 or kind != kinds[layer - 1]][:4]
     heads = tuple(config.heads[layer] for layer in layers)
@@ -160,11 +160,17 @@ def scaled_down(config: ModelConfig, tensor_parallel: int) -> ModelConfig:
     windows = None
     if config.local_window is not None:
         windows = tuple(None if config.local_window[layer] is None else 5 for layer in layers)
-    sizes = {"vocab_size": 260, "context_length": 24, "d_model": d_model, "ffn_width": 4 * tensor_parallel}
+    sizes: dict[str, Any] = {
+        "vocab_size": 260,
+        "context_length": 24,
+        "d_model": d_model,
+        "ffn_width": 4 * tensor_parallel,
+    }
     head_dim = None
     if config.head_dim is not None:
         sizes["d_model"], head_dim = 8 * tensor_parallel, (2 * tensor_parallel,) * len(heads)
-    return config.replace(**sizes, heads=heads, kv_heads=None, head_dim=head_dim, local_window=windows)
+    sizes |= {"heads": heads, "kv_heads": None, "head_dim": head_dim, "block_width": None}
+    return config.replace(**sizes, local_window=windows)
 
 
 def _kind(config: ModelConfig, layer: int) -> tuple[int, int, int | None]:
