@@ -71,11 +71,11 @@ def follow(root: Path, data: str, runs: str) -> tuple[set[str], set[tuple[str, s
 
 
 def circles(root: Path) -> list[list[str]]:
-    """Groups of modules that import each other."""
+    """Groups of modules that import each other; imports for type checkers alone are not followed."""
     import grimp
 
     sys.path.insert(0, str(root))
-    graph = grimp.build_graph("pretrain", "model", cache_dir=None)
+    graph = grimp.build_graph("pretrain", "model", cache_dir=None, exclude_type_checking_imports=True)
     reach: dict[str, set[str]] = {}
     for module in graph.modules:
         reach[module] = graph.find_upstream_modules(module)

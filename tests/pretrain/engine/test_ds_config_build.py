@@ -49,6 +49,10 @@ def build(config, folder):
                 engine.backward(loss)
                 engine.step()
         return loss.item(), float(engine.get_global_grad_norm())
+    except RuntimeError as error:  # a bucket may be larger than this machine's memory
+        if "can't allocate memory" in str(error):
+            return f"refused: {error}"
+        raise
     finally:
         from deepspeed.utils import set_log_level_from_string
 

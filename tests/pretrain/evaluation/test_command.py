@@ -198,7 +198,7 @@ UNKNOWN = {
     "helaswag": "'helaswag' is unknown; did you mean 'hellaswag'?",
     ",": "tasks: none given",
     "winogrande --data_dir {data}": "allenai/winogrande/winogrande_xl; on a machine with",
-    "winogrande": "evaluation save",
+    "winogrande": "head-schedules evaluate save",
     "mine.yaml": "tasks: there is no file 'mine.yaml'",
 }
 
