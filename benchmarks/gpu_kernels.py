@@ -213,12 +213,10 @@ def main() -> None:
     if importlib.util.find_spec("triton") is None:
         raise UserError("triton: not installed; pip install triton==3.7.1, the version of torch 2.13")
     if DRIVEN not in os.environ:
-        import torch
+        from tests.helpers.fake_gpu import driver_environment
 
-        from tests.helpers.fake_gpu import build_driver
-
-        preload = {} if torch.version.cuda is not None else {"LD_PRELOAD": str(build_driver())}
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | preload | {DRIVEN: "1"})
+        driven = os.environ | driver_environment() | {DRIVEN: "1"}
+        os.execve(sys.executable, [sys.executable, *sys.argv], driven)
     os.environ.pop("LD_PRELOAD", None)
     graphs: list[Graph] = []
     tokens = step(options, graphs)

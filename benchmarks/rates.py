@@ -9,6 +9,7 @@ head dim, with the kernel that torch takes, and the bytes of a sum of two tensor
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +90,7 @@ def main() -> None:
     for dim, rate in by_dim.items():
         print(f"attention, head dim {dim:<8}{rate / 1e12:10.3g} TFLOP/s")
     print(f"{'bytes':<28}{moved / 1e12:10.3g} TB/s")
-    write(options.out, {"source": source, "products": by_width, "attention": by_dim, "bytes": rates.bytes})
+    write(options.out, dataclasses.asdict(rates))
 
 
 if __name__ == "__main__":

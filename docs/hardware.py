@@ -27,7 +27,7 @@ LEAST_FLOPS = 1e17
 
 def plan_recipe(recipe: str, gpus: int) -> RunPlan:
     """The plan of a recipe on one node, at ZeRO stage 2."""
-    name, memory = GPUS[GPU]
+    name, memory, _ = GPUS[GPU]
     machine = Machine(1, gpus, GPU, int(memory * GIB), data_sheet_peak(name, torch.bfloat16))
     return make_plan(
         make_run(load_recipe(recipe).values), read_ds_config(find_ds_config("zero2")), machine, MFU

@@ -93,7 +93,7 @@ The fields of `RunConfig` are the [settings](settings.md).
 ```{eval-rst}
 .. autoclass:: pretrain.Hook
    :members:
-.. autoclass:: pretrain.HookResult(figures={}, lines=[], model=None)
+.. autoclass:: pretrain.HookResult(values={}, lines=[], model=None)
    :members:
 .. autoclass:: pretrain.IntervalHook
    :members:

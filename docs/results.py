@@ -80,13 +80,19 @@ def tokens(study: str, words: str) -> str:
     optimizer, formula = words.split(" ", 1)
     found = find_contrast(study, formula)
     nats = found.fits[0].value if found.fits else found.values.mean
-    return worth(study, f"{optimizer} {nats}")
+    assert nats is not None
+    return percent_of_tokens(optimizer, nats)
 
 
 def worth(_: str, words: str) -> str:
     """As tokens, for a difference in nats; OPTIMIZER DIFFERENCE."""
     optimizer, nats = words.split()
-    percent = 100 * (math.exp(abs(float(nats) / slope(optimizer))) - 1)
+    return percent_of_tokens(optimizer, float(nats))
+
+
+def percent_of_tokens(optimizer: str, nats: float) -> str:
+    """By how many percent more training tokens would change the loss by *nats*."""
+    percent = 100 * (math.exp(abs(nats / slope(optimizer))) - 1)
     return f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
 
 

@@ -341,26 +341,28 @@ def _attend_gathered(
     does not grow with T: a block of queries takes its mask as a view of one that all blocks and layers share.
     """
     start, stop = span
-    hidden = window is not None and window < stop
-    if mask is None and not hidden and (start == 0 or query.is_cuda):
-        if start == 0:
-            return _sdpa(query, key[:, :, :stop], value[:, :, :stop], None, scale, is_causal=True)
+    window = None if window is None or window >= stop else window  # where it hides something
+
+    def first_seen(row: int) -> int:
+        return 0 if window is None else max(0, row + 1 - window) // 8 * 8
+
+    if mask is not None:
+        keys = slice(first_seen(start), stop)
+        return _sdpa(query, key[:, :, keys], value[:, :, keys], mask[..., keys], scale)
+    if window is None and start == 0:
+        return _sdpa(query, key[:, :, :stop], value[:, :, :stop], None, scale, is_causal=True)
+    if window is None and query.is_cuda:
         return _attend_span(query, key, value, None, span, scale, window)
-    size = stop - start if query.is_cuda or mask is not None else min(stop - start, BLOCK_ROWS)
+    size = stop - start if query.is_cuda else min(stop - start, BLOCK_ROWS)
+    seen = block_mask(size, key.shape[2], window, query.dtype, query.device)
+    before = seen.shape[1] - size  # columns of the block mask before its first query
     parts = []
     for begin in range(start, stop, size):
         end = min(begin + size, stop)
-        first = max(0, begin + 1 - window) // 8 * 8 if window is not None and hidden else 0
-        if mask is None:
-            seen = block_mask(size, key.shape[2], window if hidden else None, query.dtype, query.device)
-            before = seen.shape[1] - size  # columns of the block mask before its first query
-            part = seen[size - (end - begin) :, before - (begin - first) : before + end - begin]
-        else:
-            part = mask[..., first:end]
-        rows = query[:, :, begin - start : end - start]
-        rows = rows.flip(2) if mask is None else rows
-        output = _sdpa(rows, key[:, :, first:end], value[:, :, first:end], part, scale)
-        parts.append(output.flip(2) if mask is None else output)
+        first = first_seen(begin)
+        part = seen[size - (end - begin) :, before - (begin - first) : before + end - begin]
+        rows = query[:, :, begin - start : end - start].flip(2)
+        parts.append(_sdpa(rows, key[:, :, first:end], value[:, :, first:end], part, scale).flip(2))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -375,8 +377,8 @@ def block_mask(
     keys = before + rows
     with torch.inference_mode(False):  # training saves it
         distance = torch.arange(keys - 1, -rows, -1, device=device)
-        hidden = (distance < 0) | (distance >= (window or keys))
-        moved = torch.zeros(distance.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        seen = _is_visible(distance, window)
+        moved = torch.zeros(distance.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
         mask = moved.unfold(0, keys, 1)
         return mask.contiguous() if mask.is_cuda else mask
 
@@ -387,6 +389,11 @@ def visibility_mask(queries: Span, keys: Span, window: int | None, device: torch
     window: how many positions a query sees, its own included (GPT-Neo); None is all up to its own.
     """
     distance = torch.arange(*queries, device=device)[:, None] - torch.arange(*keys, device=device)
+    return _is_visible(distance, window)
+
+
+def _is_visible(distance: Tensor, window: int | None) -> Tensor:
+    """Whether a query sees a key, by how many positions the key is before it."""
     visible = distance >= 0
     return visible if window is None else visible & (distance < window)
 

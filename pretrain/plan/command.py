@@ -24,22 +24,22 @@ LARGEST_OPTION = 1_000_000
 """Most nodes, GPUs, GiB and TFLOP/s: more is a typing error, and its arithmetic might not end."""
 
 
-GPUS: dict[str, tuple[str, float]] = {
-    "a10": ("A10", 22.0),
-    "a100": ("A100", 79.1),
-    "a100-40gb": ("A100", 39.3),
-    "b200": ("B200", 178.0),
-    "gh200": ("GH200", 94.5),
-    "h100": ("H100", 79.1),
-    "h200": ("H200", 139.8),
-    "l4": ("L4", 21.9),
-    "l40s": ("L40S", 44.4),
-    "mi300x": ("MI300X", 191.7),
-    "rtx3090": ("RTX 3090", 23.5),
-    "rtx4090": ("RTX 4090", 23.5),
+GPUS: dict[str, tuple[str, float, float]] = {
+    "a10": ("A10", 22.0, 0.6e12),
+    "a100": ("A100", 79.1, 2.039e12),
+    "a100-40gb": ("A100", 39.3, 1.555e12),
+    "b200": ("B200", 178.0, 8.0e12),
+    "gh200": ("GH200", 94.5, 4.0e12),
+    "h100": ("H100", 79.1, 3.35e12),
+    "h200": ("H200", 139.8, 4.8e12),
+    "l4": ("L4", 21.9, 0.3e12),
+    "l40s": ("L40S", 44.4, 0.864e12),
+    "mi300x": ("MI300X", 191.7, 5.3e12),
+    "rtx3090": ("RTX 3090", 23.5, 0.936e12),
+    "rtx4090": ("RTX 4090", 23.5, 1.008e12),
 }
-"""Name in pretrain.runtime.hardware's table of peaks, and GiB that torch can see, a little less than what is
-on the card."""
+"""Name in pretrain.runtime.hardware's table of peaks; GiB that torch can see, a little less than what is on
+the card; bytes/s of its memory by the maker's data sheet."""
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunConfig, str]:
@@ -106,7 +106,7 @@ def run_plan(arguments: list[str]) -> None:
     from pretrain.plan.speed import assumed_rates, read_rates
     from pretrain.runtime.hardware import data_sheet_peak
 
-    gpu, memory = GPUS[options.gpu]
+    gpu, memory, bandwidth = GPUS[options.gpu]
     if options.gpu_memory is not None:
         memory = options.gpu_memory
     machine = Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB))
@@ -120,7 +120,7 @@ def run_plan(arguments: list[str]) -> None:
         peak = options.peak_tflops * 1e12
     rates = None
     if plan.settings.bf16:
-        rates = read_rates(options.rates) if options.rates else peak and assumed_rates(options.gpu, peak)
+        rates = read_rates(options.rates) if options.rates else peak and assumed_rates(peak, bandwidth)
     elif options.rates:
         raise UserError("rates: they are those of bf16, and the run's precision is fp32; leave --rates out")
     machine = dataclasses.replace(plan.machine, peak=peak)

@@ -50,21 +50,6 @@ ASSUMED_PRODUCTS = {512: 0.5, 768: 0.55, 1024: 0.6, 1536: 0.68, 2048: 0.72}
 ASSUMED_ATTENTION = {64: 0.15, 128: 0.23, 256: 0.2, 512: 0.06}
 """Of flash attention 2 at a context of 1,024, and of the memory-efficient kernel above 256."""
 ASSUMED_BYTES = 0.8
-BANDWIDTHS = {
-    "a10": 0.6e12,
-    "a100": 2.039e12,
-    "a100-40gb": 1.555e12,
-    "b200": 8.0e12,
-    "gh200": 4.0e12,
-    "h100": 3.35e12,
-    "h200": 4.8e12,
-    "l4": 0.3e12,
-    "l40s": 0.864e12,
-    "mi300x": 5.3e12,
-    "rtx3090": 0.936e12,
-    "rtx4090": 1.008e12,
-}
-"""Bytes/s of the memory by the makers' data sheets, by the names of pretrain.plan.command.GPUS."""
 UNCOMPILED = 3.0
 """Bytes of a step that is not compiled over those of a compiled one, without products and attention: by
 benchmarks/traffic.py 2.9 at 124M."""
@@ -73,13 +58,14 @@ STEP_BYTES = 42
 weight (30); the gradient read for its norm, read and written to be clipped (12)."""
 
 
-def assumed_rates(gpu: str, peak: float) -> Rates:
-    """The rates of a card of the table that nobody has measured, from its data sheet's *peak* in FLOP/s."""
+def assumed_rates(peak: float, bandwidth: float) -> Rates:
+    """The rates of a card that nobody has measured, from its data sheet: *peak* in FLOP/s, *bandwidth* of its
+    memory in bytes/s."""
     return Rates(
         source="assumed shares of the data sheet",
         products={width: share * peak for width, share in ASSUMED_PRODUCTS.items()},
         attention={dim: share * peak for dim, share in ASSUMED_ATTENTION.items()},
-        bytes=ASSUMED_BYTES * BANDWIDTHS[gpu],
+        bytes=ASSUMED_BYTES * bandwidth,
     )
 
 
@@ -162,13 +148,11 @@ def count_work(
 def seen_keys(config: ModelConfig, layer: int, settings: EngineSettings) -> float:
     """Keys that the layer's kernel computes with for a query, on the average."""
     length, window = config.context_length, config.layer_window(layer)
-    hidden = window is not None and window < length
-    if hidden and not settings.document_mask:  # a mask, behind which the kernel computes everything
-        return length
-    kernel = gpu_kernel(2, config.layer_head_dim(layer), False, (9, 0))
-    if window is not None and hidden:
-        return window - window * window / (2 * length)
-    return length if kernel == "math" else length / 2
+    if window is not None and window < length:
+        # Without documents there is a mask, behind which the kernel computes everything.
+        return window - window * window / (2 * length) if settings.document_mask else length
+    math_kernel = gpu_kernel(2, config.layer_head_dim(layer), False, (9, 0)) == "math"
+    return length if math_kernel else length / 2
 
 
 def muon_flops(config: ModelConfig) -> float:

@@ -177,7 +177,7 @@ def describe_rate_change(earlier: RunConfig, run: RunConfig, step: int) -> list[
     Args:
         step: how many steps were trained.
     """
-    if step == 0 or (step >= run.steps):
+    if step == 0 or step >= run.steps:
         return []
 
     def rate(settings: RunConfig, at: int) -> float:

@@ -97,12 +97,17 @@ def build_driver() -> Path:
     return folder / "it.so"
 
 
+def driver_environment() -> dict[str, str]:
+    """Variables with which a new process has the driver; none where torch has its own."""
+    return {} if torch.version.cuda is not None else {"LD_PRELOAD": str(build_driver())}
+
+
 @functools.cache
 def _process() -> ProcessPoolExecutor:
     if torch.version.cuda is not None and not torch.cuda.is_available():
         pytest.skip("torch's CUDA build without a driver has no fake CUDA tensors")
     try:
-        preload = {} if torch.version.cuda is not None else {"LD_PRELOAD": str(build_driver())}
+        preload = driver_environment()
     except UserError as error:
         pytest.skip(str(error))
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -121,4 +121,4 @@ def test_the_command_predicts(tmp_path, capsys):
     for more, message in refused.items():
         assert main([*run, "--rates", str(path), *more.split()]) == 2
         assert message in capsys.readouterr().err
-    assert assumed_rates("h100", 1e15).products[768] == pytest.approx(5.5e14)
+    assert assumed_rates(1e15, 3.35e12).products[768] == pytest.approx(5.5e14)
