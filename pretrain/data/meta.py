@@ -121,8 +121,7 @@ class CorpusMeta:
             return from_dict(cls, parse_json(read_regular(path, _MOST_BYTES), META_FILE))
         except FileNotFoundError:
             raise UserError(
-                f"data: {str(folder)!r} has no {META_FILE}; valid: a folder written by "
-                "head-schedules prepare"
+                f"data: {str(folder)!r} has no {META_FILE}; valid: a folder written by head-schedules prepare"
             ) from None
         except (OSError, UserError) as error:
             reason = getattr(error, "strerror", error)
