@@ -37,13 +37,13 @@ class ConvertOptions:
     """which checkpoint (default: the newest valid one)"""
     format: Literal["auto", "native", "llama", "qwen3"] = "auto"
     """native writes this project's architecture with its code; llama and qwen3 write LlamaForCausalLM and
-    Qwen3ForCausalLM, zero-padded where layers differ; auto chooses transformers' Llama, Qwen2, Qwen3,
-    Mistral, SmolLM3 or GPT-2 if it fits without padding, else native"""
+    Qwen3ForCausalLM, padded where layers differ; auto chooses transformers' Llama, Qwen2, Qwen3, Mistral,
+    SmolLM3 or GPT-2 if the weights fit unchanged, else native"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """dtype of the weights: float32, bfloat16 or float16"""
     fold: bool = False
-    """put the divisor of a model in mup into the weights of its LM head, for programs that do not read
-    logit_scale; the LM head must not be the token embedding"""
+    """put the divisor of a model in mup into the weights of its final norm, for programs that do not read
+    logit_scale"""
     license: str | None = None
     """name for the model card, such as apache-2.0 (default: none is named)"""
     overwrite: bool = False

@@ -28,17 +28,14 @@ PADDING = "<|head_schedule_padding|>"
 
 
 def exported_model(model: ModelConfig) -> ModelConfig:
-    """The model of the folder: a row for the padding token, no divisor before the head (it is in the head's
-    weights)."""
-    standard = {"parametrization": "standard", "base_width": None} if model.width_ratio != 1 else {}
-    return model.replace(vocab_size=model.vocab_size + 1, **standard)
+    """The model of the folder: with a row for the padding token."""
+    return model.replace(vocab_size=model.vocab_size + 1)
 
 
-def exported_parameters(parameters: dict[str, Tensor], model: ModelConfig) -> None:
+def add_padding_token(parameters: dict[str, Tensor]) -> None:
     """Change a run's parameters by name to those of exported_model."""
     embedding = parameters["token_embedding.weight"]
     parameters["token_embedding.weight"] = torch.cat([embedding, torch.zeros_like(embedding[:1])])
-    parameters["classifier.weight"] = parameters["classifier.weight"] / model.width_ratio
 
 
 def label_settings(source: SavedRun) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import shlex
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +22,17 @@ from model.transformer import Transformer
 from pretrain.config.hf_config_file import Format
 from pretrain.hf import classifier
 from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, their_logits
-from pretrain.hf.formats import choose_format, folder_config, folder_weights
+from pretrain.hf.formats import (
+    PADDED,
+    choose_format,
+    explain_unsupported,
+    fold_divisor,
+    folder_config,
+    folder_weights,
+)
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
+from pretrain.hf.padding import padded_model
 from pretrain.hf.tokenizer_files import check_tokenizer, describe_conventions, write_tokenizer
 from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from pretrain.run.saved import SavedRun
@@ -50,18 +59,22 @@ def export_run(
     GPT-2, padded Llama), those of the folder; later only the loaded folder.
 
     Args:
-        fold: put the divisor of the logits into the LM head's weights; a classifier's is always put into its
-            head.
+        fold: put the divisor of the logits into the final norm's weights; always done for a classifier,
+            llama and qwen3.
 
     Raises:
         UserError: the format cannot hold the model, it has nothing to fold, *out* exists or cannot be
             written, or the logits differ. *out* is then as it was before.
     """
     check_variables("hub")  # transformers copies the folder's code there
-    classifies = source.model.classes is not None
-    model, tokenizer = fold_divisor(source.model) if fold else source.model, source.tokenizer
+    model, tokenizer, ratio = source.model, source.tokenizer, source.model.width_ratio
+    classifies = model.classes is not None
+    if fold and ratio == 1:
+        raise UserError("fold: this model's logits have no divisor; leave it out")
+    if fold or classifies or format in PADDED:
+        model = model.replace(parametrization="standard", base_width=None)
     if classifies:
-        model = classifier.exported_model(source.model)
+        model = classifier.exported_model(model)
     torch_dtype = DTYPES[dtype]
     chosen = choose_format(model, format)
     extra = special_ids(tokenizer.end_of_document) | {"dtype": torch_dtype}
@@ -80,13 +93,12 @@ def export_run(
             reference = our_logits(network, tokens)
         print(log_line("writing", f"{name}, {dtype}"))
         parameters = list_parameters(network)
-        if fold:
-            ratio = source.model.width_ratio
-            parameters["output.weight"] /= ratio
+        if model.width_ratio != ratio:
+            parameters = fold_divisor(parameters, ratio)
             exact = "exact: a power of two" if math.frexp(ratio)[0] == 0.5 else "each weight is rounded"
-            print(log_line("folded", f"the LM head's weights are divided by {ratio:.6g} ({exact})"))
+            print(log_line("folded", f"the final norm's weights are divided by {ratio:.6g} ({exact})"))
         if classifies:
-            classifier.exported_parameters(parameters, source.model)
+            classifier.add_padding_token(parameters)
         weights = folder_weights(model, chosen, parameters)
         size = sum(weight.numel() for weight in weights.values())
         write_weights(partial, weights, torch_dtype)
@@ -109,7 +121,7 @@ def export_run(
         if added := size - model.num_parameters():
             padding = (
                 f"padded to {config.num_attention_heads} heads ({config.num_key_value_heads} key/value) of "
-                f"dim {config.head_dim} in every layer: {size:,} parameters, {added:,} of them zeros"
+                f"dim {config.head_dim} in every layer: {size:,} parameters, {added:,} of them padding"
             )
             print(log_line("padding", padding))
             comparison += f"; {padding}"
@@ -118,25 +130,21 @@ def export_run(
         card = model_card(source, model, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         list_files(partial)
+    if chosen == "native" and (note := describe_plain(model)):
+        print(log_line("note", note))
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(log_line("ready", f"{escape_controls(str(out))}: {name}; {code}"))
     print(log_line("upload", shlex.join(["hf", "upload", f"ORGANISATION/{out.name}", str(out)])))
 
 
-def fold_divisor(model: ModelConfig) -> ModelConfig:
-    """The model whose LM head holds the divisor of the logits in its weights.
-
-    Raises:
-        UserError: there is no divisor, or the LM head is the token embedding.
-    """
-    if model.width_ratio == 1:
-        raise UserError("fold: this model's logits have no divisor; leave it out")
-    if model.tied:
-        raise UserError(
-            "fold: the LM head is the token embedding (tie_embeddings true), which the divisor would change; "
-            "leave it out: config.json has logit_scale"
-        )
-    return model.replace(parametrization="standard", base_width=None)
+def describe_plain(model: ModelConfig) -> str:
+    """The formats that need no remote code and hold the model, and their size; empty: none."""
+    for plain in PADDED:
+        if not explain_unsupported(model, plain):
+            with suppress(UserError):  # no head count divides the width of a Llama
+                whole = padded_model(model).num_parameters()
+                return f"--format {plain} writes a model without remote code, of {whole:,} parameters"
+    return ""
 
 
 def describe_head(model: ModelConfig) -> str:
@@ -148,7 +156,7 @@ def describe_head(model: ModelConfig) -> str:
         return ""
     note = f"logits are {', then '.join(steps)}: a server must do it as config.json says"
     if len(steps) == 2:
-        note += "; vLLM caps first, and its logits differ" + ("" if model.tie_embeddings else ": give --fold")
+        note += "; vLLM caps first, and its logits differ: give --fold"
     return note
 
 

@@ -1,7 +1,7 @@
 """The Hugging Face formats as tables: our settings and parameters by the names that each of them gives.
 
 ``native`` is the architecture in modeling_head_schedule.py, for any model; ``llama`` is transformers' own
-LlamaForCausalLM, ``qwen3`` its Qwen3ForCausalLM, both zero-padded where layers differ; ``gpt2``, ``mistral``,
+LlamaForCausalLM, ``qwen3`` its Qwen3ForCausalLM, both padded where layers differ; ``gpt2``, ``mistral``,
 ``qwen2`` and ``smollm3`` are its classes for models of exactly that architecture. All but the first need no
 remote code. Exports and imports read the same tables.
 """
@@ -25,11 +25,13 @@ from model.parameters import parameter_specs
 from model.schedules import YarnScaling
 from pretrain.config.hf_config_file import FORMATS, LLAMA_LIKE, ROPE_TYPES, SETTINGS, VALUES, Format
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
-from pretrain.hf.padding import choose_padding, pad_parameter, padded_model
+from pretrain.hf.padding import choose_padding, pad_parameter, padded_model, scaled_model
 
 ARCHITECTURES = {"native": "HeadScheduleForCausalLM", "llama": "LlamaForCausalLM"}
 ARCHITECTURES |= {"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel", "mistral": "MistralForCausalLM"}
 ARCHITECTURES |= {"qwen2": "Qwen2ForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
+PADDED: tuple[Format, ...] = ("llama", "qwen3")
+"""Formats that are written on request, of layers that differ too."""
 CLASSIFIERS = {
     chosen: name.replace("ForCausalLM", "ForSequenceClassification").replace(
         "LMHeadModel", "ForSequenceClassification"
@@ -62,6 +64,7 @@ _PARTS: dict[str, tuple[str, str | None]] = {
 }
 # GPT-2's Conv1D holds [in, out].
 _TRANSPOSED = re.compile(r"transformer\.h\.\d+\.\w+\.c_(attn|proj|fc)\.weight")
+_QK_NORM = re.compile(r"layers\.(\d+)\.attention\.[qk]_norm\.weight")
 _SLIDING = "sliding_attention"
 
 
@@ -71,10 +74,13 @@ _SLIDING = "sliding_attention"
 def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
     """The settings that the format's class does not support, as ``field 'value' (needed)``; empty if it fits.
 
-    That llama and qwen3 need padding where layers differ is no reason.
+    That llama and qwen3 need padding where layers differ, or other weights for another attention_scale, is no
+    reason.
     """
     if chosen == "native":
         return []
+    if chosen in PADDED:
+        model = scaled_model(model)
     problems = []
     defaults = {item.name: item.default for item in fields(ModelConfig)}
     switches = defaults | BLOCKS.get(chosen, {})
@@ -99,11 +105,8 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
         if len(bases - {None}) > 1 or (None in bases) != (chosen == "smollm3"):
             problems.append(f"rope_base (one{', and null' if chosen == 'smollm3' else ' for all layers'})")
     dims = {model.layer_head_dim(layer) for layer in model.attention_layers}
-    if isinstance(model.rope_scaling, YarnScaling) and chosen == "llama" and len(dims) > 1:
+    if isinstance(model.rope_scaling, YarnScaling) and chosen in PADDED and len(dims) > 1:
         problems.append("head_dim (the same in every layer, with yarn)")  # its ramp depends on the dims
-    # Norms of padded heads would be of other lengths.
-    if chosen == "qwen3" and len(dims) > 1:
-        problems.append("head_dim (the same in every layer)")
     if chosen == "gpt2":
         if not is_uniform(model):
             problems.append("heads or ffn_width (the same in every layer)")
@@ -129,7 +132,7 @@ def is_uniform(model: ModelConfig) -> bool:
 
 
 def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Format:
-    """Choose the format that the user asked for (or auto: a plain one where nothing needs padding).
+    """Choose the format that the user asked for (or auto: a plain one whose weights are the model's own).
 
     Raises:
         UserError: the format cannot hold the model.
@@ -142,7 +145,8 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
         return wanted
     for plain in FORMATS[1:]:
         divides = plain != "llama" or (model.heads[0] and model.d_model % model.heads[0] == 0)
-        if is_uniform(model) and divides and not explain_unsupported(model, plain):
+        exact = is_uniform(model) and (plain not in PADDED or scaled_model(model) == model)
+        if exact and divides and not explain_unsupported(model, plain):
             return plain
     return "native"
 
@@ -193,18 +197,31 @@ def is_transposed(name: str) -> bool:
 # ---------------------------------------------------------------------- exports
 
 
+def fold_divisor(parameters: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:
+    """The parameters of the model whose logits are not divided by *ratio*: its final norm is."""
+    return {
+        name: value / ratio if ratio != 1 and name.startswith("final_norm.") else value
+        for name, value in parameters.items()
+    }
+
+
 def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the folder of *model* in the chosen format, by their names there.
 
     Args:
         parameters: ours by name, without padded vocabulary rows.
     """
+    if chosen in PADDED:
+        parameters = fold_divisor(parameters, model.width_ratio)
     if chosen in LLAMA_LIKE:
         like = next(iter(parameters.values()))
         weights = {}
         for name, shape in parameter_shapes(padded_model(model)).items():
-            if name in parameters:
-                value = pad_parameter(model, name, parameters[name])
+            own = parameters.get(name)
+            if own is None and model.qk_norm == "plain" and (norm := _QK_NORM.fullmatch(name)):
+                own = like.new_ones(model.layer_head_dim(int(norm[1])))
+            if own is not None and own.numel():
+                value = pad_parameter(model, name, own)
             else:  # of a part that the layer lacks
                 value = like.new_full(shape, float(name.endswith("_norm.weight")))
             weights[folder_name(name, chosen)] = value

@@ -1,9 +1,11 @@
-"""Zero-pads layers of different shapes to one shape, so that plain LlamaForCausalLM or Qwen3ForCausalLM holds
-the model.
+"""Pads layers of different shapes to one shape, so that plain LlamaForCausalLM or Qwen3ForCausalLM holds the
+model.
 
-Added heads have zero rows in o, so they change nothing; added columns of a head stand at rotary frequencies
-that its own pairs do not have. A Qwen3's heads have no such columns, over which its norms would be taken.
-Added columns of a feed-forward network are zero on both sides, and an absent part is all zeros.
+Added heads have zero rows in o, so they change nothing. Added columns of a head stand at rotary frequencies
+that its pairs do not have: in a Llama they are zero; in a Qwen3, whose norms take the mean over a head's
+columns, they are copies of its other columns, which leave the mean as it is, with norm weights of zero. The
+layer's factor on the logits is in q, or in the weights of its norm. Added columns of a feed-forward network
+are zero on both sides, and an absent part is all zeros.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def choose_padding(model: ModelConfig) -> Padding:
     head_dim = math.lcm(*(model.layer_head_dim(layer) for layer in layers))
     group = max(model.heads[layer] // model.layer_kv_heads(layer) for layer in layers)
     needed = max(model.layer_kv_heads(layer) for layer in layers)
-    if model.qk_norm != "none":  # a Qwen3
+    if model.qk_norm != "none":  # a Qwen3, whose heads need not divide d_model
         return Padding(needed * group, needed, head_dim, width)
     for kv_heads in range(needed, model.d_model // group + 1):
         if model.d_model % (kv_heads * group) == 0:
@@ -62,10 +64,22 @@ def choose_padding(model: ModelConfig) -> Padding:
     )
 
 
+def scaled_model(model: ModelConfig) -> ModelConfig:
+    """The model of a Llama or Qwen3 whose weights hold the factors of the attention logits and the divisor of
+    the LM head's."""
+    return model.replace(
+        attention_scale="sqrt_head_dim",
+        attention_scale_base=None,
+        parametrization="standard",
+        base_width=None,
+        qk_norm="none" if model.qk_norm == "none" else "weighted",
+    )
+
+
 def padded_model(model: ModelConfig) -> ModelConfig:
     """The uniform model that holds *model* when its parameters are padded."""
     padding, layers = choose_padding(model), model.num_layers
-    return model.replace(
+    return scaled_model(model).replace(
         heads=(padding.heads,) * layers,
         kv_heads=(padding.kv_heads,) * layers,
         head_dim=(padding.head_dim,) * layers,
@@ -74,9 +88,10 @@ def padded_model(model: ModelConfig) -> ModelConfig:
 
 
 def pad_parameter(model: ModelConfig, name: str, value: Tensor) -> Tensor:
-    """Our parameter *name* in the shape of choose_padding."""
+    """Our parameter *name* in the shape of choose_padding; of queries and keys without norm weights, these
+    are ones."""
     parts, padding = name.split("."), choose_padding(model)
-    if parts[0] != "layers" or parts[2].endswith("_norm") or name.endswith((".o.bias", "_norm.weight")):
+    if parts[0] != "layers" or parts[2].endswith("_norm") or name.endswith(".o.bias"):
         return value
     layer, part = int(parts[1]), parts[3]
     if parts[2] == "ffn":
@@ -85,23 +100,34 @@ def pad_parameter(model: ModelConfig, name: str, value: Tensor) -> Tensor:
             return F.pad(value, (0, added)) if added else value
         return F.pad(value, (0, 0) * (value.ndim - 1) + (0, padding.ffn_width - len(value)))
     heads, kv_heads, head_dim = model.heads[layer], model.layer_kv_heads(layer), model.layer_head_dim(layer)
+    ratio = padding.head_dim // head_dim
+    # Their logits are divided by sqrt(D), ours multiplied by the layer's own factor.
+    factor = model.layer_scale(layer)
+    scale = math.sqrt(padding.head_dim) * factor if factor is not None else math.sqrt(ratio)
+    # Pair j of d_h turns by 2j/d_h: the padded pair with that frequency is j * D/d_h.
+    first = torch.arange(head_dim // 2) * ratio
+    pairs = torch.cat([first, first + padding.head_dim // 2])
+    if part.endswith("_norm"):
+        return value.new_zeros(padding.head_dim).index_copy_(
+            0, pairs, value * scale if part == "q_norm" else value
+        )
+    if part == "q" and model.qk_norm == "none" and scale != 1:
+        value = value * scale
     if (heads, kv_heads, head_dim) == (padding.heads, padding.kv_heads, padding.head_dim):
         return value
+    columns = pairs if part in "qk" else torch.arange(head_dim)
+    if part in "qk" and model.qk_norm != "none":
+        columns = torch.arange(padding.head_dim)
+        halves = value.unflatten(0, (-1, 2, head_dim // 2))  # [h, 2, d_h / 2, ...]
+        value = halves.repeat_interleave(ratio, 2).flatten(0, 2)
     if part in "kv":
         head_places, padded_heads = torch.arange(kv_heads), padding.kv_heads
     else:  # the j-th query head of key/value head k
         layer_group = torch.arange(heads // kv_heads)
         head_places = (torch.arange(kv_heads)[:, None] * padding.group + layer_group).flatten()
         padded_heads = padding.heads
-    if part in "qk":  # pair j of d_h turns by 2j/d_h: the padded pair with that frequency is j * D/d_h
-        first = torch.arange(head_dim // 2) * (padding.head_dim // head_dim)
-        columns = torch.cat([first, first + padding.head_dim // 2])
-    else:
-        columns = torch.arange(head_dim)
-    places = (head_places[:, None] * padding.head_dim + columns).flatten()  # [h * d_h]
-    # Llama divides the logits by sqrt(D), not by the layer's own sqrt(d_h).
-    scale = math.sqrt(padding.head_dim / head_dim) if part == "q" else 1.0
+    places = (head_places[:, None] * padding.head_dim + columns).flatten()  # [h * d_h], or [h * D]
     dim = 1 if part == "o" else 0
     shape = list(value.shape)
     shape[dim] = padded_heads * padding.head_dim
-    return value.new_zeros(shape).index_copy_(dim, places, value * scale)
+    return value.new_zeros(shape).index_copy_(dim, places, value)

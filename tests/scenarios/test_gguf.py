@@ -118,14 +118,24 @@ def test_llama(heads: str, small_folder: Path, tmp_path: Path) -> None:
     not GPT2_FOLDER.is_dir(), reason="needs GPT-2's vocabulary: the converter knows its merges"
 )
 @pytest.mark.parametrize(
-    "model", ["--model gpt2-nano", "--heads 4x4 --architecture.qk_norm weighted"], ids=["gpt2", "qwen3"]
+    ("model", "chosen"),
+    [
+        ("--model gpt2-nano", "auto"),
+        ("--heads 4x4 --architecture.qk_norm weighted", "auto"),
+        (
+            "--heads 2,3,4,4 --architecture.qk_norm weighted --architecture.attention_scale head_dim "
+            "--architecture.attention_scale_base 16",
+            "qwen3",
+        ),
+    ],
+    ids=["gpt2", "qwen3", "padded qwen3"],
 )
-def test_byte_level_vocabularies(model: str, tmp_path: Path) -> None:
+def test_byte_level_vocabularies(model: str, chosen: str, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "hf"
     texts = ["--text", *map(str, small_paths()[:12])]
     assert prepare.main([*texts, "--tokenizer", str(GPT2_FOLDER), "--out", str(data)]) == 0
-    run = trained(data, tmp_path / "runs", "bytes", model, *FAR, ranks=1, stage=1)
-    assert convert.main([str(run.folder), "--out", str(out)]) == 0
+    run = trained(data, tmp_path / "runs", "bytes", *model.split(), *FAR, ranks=1, stage=1)
+    assert convert.main([str(run.folder), "--out", str(out), "--format", chosen]) == 0
     check(out, tmp_path)
 
 

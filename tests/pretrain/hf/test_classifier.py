@@ -17,7 +17,7 @@ from model.transformer import Transformer
 from pretrain.data.tokenizer import HuggingFaceTokenizer
 from pretrain.hf import classifier
 from pretrain.hf.export_folder import list_parameters, special_ids, write_description, write_weights
-from pretrain.hf.formats import folder_config, folder_weights
+from pretrain.hf.formats import fold_divisor, folder_config, folder_weights
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.tokenizer_files import write_tokenizer
 from tests.helpers.corpora import byte_level
@@ -49,13 +49,13 @@ def test_scores_of_a_batch_equal_those_of_each_text(kind, tmp_path):
     name, changes = KINDS[kind]
     ours = network(CONFIGS[name].replace(vocab_size=260, classes=3, **changes))
     tokenizer = HuggingFaceTokenizer(byte_level(260), "bytes")
-    model = classifier.exported_model(ours.config)
+    model = classifier.exported_model(ours.config.replace(parametrization="standard", base_width=None))
     chosen = {"padded": "llama", "mup": "native"}.get(kind, kind)
     source = SimpleNamespace(model=ours.config, corpora=list)
     extra = special_ids(tokenizer.end_of_document) | {"dtype": torch.float32}
     config = folder_config(model, chosen, extra | classifier.label_settings(source))
-    parameters = list_parameters(ours)
-    classifier.exported_parameters(parameters, ours.config)
+    parameters = fold_divisor(list_parameters(ours), ours.config.width_ratio)
+    classifier.add_padding_token(parameters)
     write_weights(tmp_path, folder_weights(model, chosen, parameters), torch.float32)
     write_description(tmp_path, config)
     write_tokenizer(tokenizer, tmp_path, 64)

@@ -1,6 +1,7 @@
 """Which format holds which model; what padding costs; plain Llama and GPT-2 compute the same."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, LLAMA, network, relative, tokens
 
 PLAIN = dict.fromkeys(["uniform", "prism", "ablation", "descending", "grouped", "head_dim"], "llama")
-PLAIN |= {"qwen3": "qwen3", "qwen3_padded": "qwen3", "gpt2": "gpt2"}
+PLAIN |= {"qwen3": "qwen3", "qwen3_padded": "qwen3", "plain_norm": "qwen3", "gpt2": "gpt2"}
 
 
 @pytest.mark.parametrize(("name", "chosen"), PLAIN.items())
@@ -29,9 +30,46 @@ def test_plain_formats_have_our_logits(name, chosen, tmp_path):
         assert relative(theirs(ids).logits, network(name)(ids)) <= 1e-5
 
 
-def test_auto_is_plain_where_nothing_is_padded():
+MIXED: dict[str, dict[str, Any]] = {
+    "the default recipe's": {"attention_scale": "head_dim", "attention_scale_base": 8},
+    "groups": {"heads": (4, 6, 2), "kv_heads": (2, 3, 1), "attention_bias": "all"},
+    "no scale": {"attention_scale": "none", "qk_norm": "plain"},
+    "absent": {"heads": (0, 3, 4), "ffn_width": (96, 0, 128), "local_window": (None, 16, None)},
+    "muP": {"parametrization": "mup", "base_width": 20, "attention_scale": "constant"}
+    | {"attention_scale_base": 16, "tie_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("changes", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("small", [1.0, 1e-2])
+@torch.no_grad()
+def test_heads_of_several_dims_with_norms_are_a_qwen3(changes, small, tmp_path):
+    """With small queries and keys too, beside which the norms' epsilon counts."""
+    ours = network(block("llama", **LLAMA | {"heads": (2, 3, 4), "qk_norm": "weighted"} | changes))
+    for name, parameter in ours.named_parameters():
+        if ".attention.q." in name or ".attention.k." in name:
+            parameter.mul_(small)
+    theirs = AutoModelForCausalLM.from_pretrained(write_folder(ours, tmp_path, "qwen3")).eval()
+    assert type(theirs).__name__ == "Qwen3ForCausalLM"
+    ids = tokens(2, 64)
+    assert relative(theirs(ids).logits, ours(ids)) <= 1e-5
+
+
+@pytest.mark.parametrize("scale", ["head_dim", "constant", "none"])
+@torch.no_grad()
+def test_a_llamas_queries_hold_the_factor_of_the_logits(scale, tmp_path):
+    base = None if scale == "none" else 8
+    ours = network(CONFIGS["prism"].replace(attention_scale=scale, attention_scale_base=base))
+    theirs = AutoModelForCausalLM.from_pretrained(write_folder(ours, tmp_path, "llama")).eval()
+    ids = tokens(2, 64)
+    assert relative(theirs(ids).logits, ours(ids)) <= 1e-5
+
+
+def test_auto_is_plain_where_the_weights_fit_unchanged():
     plain = {"uniform": "llama", "gpt2": "gpt2", "qwen3": "qwen3"}
-    others = ("qwen3_padded", "prism", "grouped", "head_dim", "gpt2_prism", "gptneo", "biases")
+    others = ("qwen3_padded", "prism", "grouped", "head_dim", "gpt2_prism", "gptneo", "biases", "modern")
+    scaled = CONFIGS["qwen3"].replace(attention_scale="head_dim", attention_scale_base=16)
+    assert choose_format(scaled, "auto") == "native" and choose_format(scaled, "qwen3") == "qwen3"
     for name in (*plain, *others):
         assert choose_format(CONFIGS[name], "auto") == plain.get(name, "native"), name
 
@@ -64,7 +102,7 @@ def test_heads_are_raised_to_a_divisor_of_the_width():
         ("biases", "llama", "norm_bias"),
         ("qwen3", "llama", r"qk_norm 'weighted' \('none'\)"),
         ("uniform", "qwen3", r"qk_norm 'none' \('weighted'\)"),
-        ("plain_norm", "qwen3", r"qk_norm 'plain' .*attention_scale 'constant' .*head_dim \(the same"),
+        ("modern", "qwen3", r"logit_softcap 4.0 \(None\)"),
         ("gptneo_windows", "qwen3", r"local_window \(one window\)"),
         ("cross", "llama", r"block_width \(80, 24, 48, 64\) \(None\)"),
         ("waist", "gpt2", r"block_width \(48, 12, 40\) \(None\)"),

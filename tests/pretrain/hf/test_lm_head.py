@@ -155,8 +155,9 @@ def imported(tmp_path, *case, **more):
 
 
 @pytest.mark.parametrize(("base", "words"), [(24, "exact"), (32, "rounded")])
-def test_a_folded_divisor(base, words, tmp_path, capsys):
-    run = imported(tmp_path, "both", False, base_width=base)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_folded_divisor(tied, base, words, tmp_path, capsys):
+    run = imported(tmp_path, "both", tied, base_width=base)
     out, plain = tmp_path / "out", tmp_path / "plain"
     assert convert.main([str(run), "--out", str(plain)]) == 0
     assert "vLLM caps first" in capsys.readouterr().out
@@ -178,16 +179,24 @@ def test_a_folded_divisor(base, words, tmp_path, capsys):
     assert "| parametrization | standard |" in (out / "README.md").read_text()
 
 
-REFUSED = {
-    ("mup", True): "fold: the LM head is the token embedding",
-    ("cap", False): "fold: this model's logits have no divisor",
-}
+def test_a_plain_format_holds_the_divisor(tmp_path, capsys):
+    changes = {"heads": (2, 4, 1), "qk_norm": "weighted", "attention_scale": "head_dim"}
+    run, out, native = imported(tmp_path, "mup", True, **changes), tmp_path / "out", tmp_path / "native"
+    assert convert.main([str(run), "--out", str(native)]) == 0
+    assert "note     --format qwen3 writes a model without remote code, of " in capsys.readouterr().out
+    assert convert.main([str(run), "--out", str(out), "--format", "qwen3"]) == 0
+    printed = capsys.readouterr().out
+    assert "the final norm's weights are divided by 1.5" in printed
+    assert "out: Qwen3ForCausalLM; no remote code" in printed and "logit_scale" not in printed
+    size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(out).parameters())
+    assert f": {size:,} parameters, " in printed
 
 
-@pytest.mark.parametrize(("case", "words"), REFUSED.items())
-def test_what_cannot_be_folded_is_refused(case, words, tmp_path, capsys):
-    run = imported(tmp_path, *case)
-    assert words in failure(capsys, run, "--out", tmp_path / "out", "--fold")
+def test_without_a_divisor_there_is_nothing_to_fold(tmp_path, capsys):
+    run = imported(tmp_path, "cap", False)
+    assert "fold: this model's logits have no divisor" in failure(
+        capsys, run, "--out", tmp_path / "out", "--fold"
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from model.transformer import Transformer
-from pretrain.hf.export_folder import fold_divisor
+from pretrain.hf.formats import fold_divisor
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, network, tokens
 from tests.pretrain.hf.test_lm_head import HEADS
@@ -109,8 +109,6 @@ def test_a_cap_in_mup_comes_before_the_divisor(answer):
 
 
 def test_a_folded_divisor(answer):
-    weights = network(BOTH).state_dict()
-    weights["output.weight"] = weights["output.weight"] / BOTH.width_ratio
-    folded = Transformer(fold_divisor(BOTH)).eval()
-    folded.load_state_dict(weights)
+    folded = Transformer(BOTH.replace(parametrization="standard", base_width=None)).eval()
+    folded.load_state_dict(fold_divisor(network(BOTH).state_dict(), BOTH.width_ratio))
     assert largest_difference(answer(folded, "native"), network(BOTH)) <= 1e-5
