@@ -66,7 +66,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
         metavar="FILE",
         help="what a GPU was measured to do (benchmarks/rates.py); predicts the time",
     )
-    add("--compare", action="store_true", help="compare ZeRO stages and tensor-parallel degrees in a table")
+    add("--compare", action="store_true", help="compare ZeRO stages and parallel degrees in a table")
     add("--json", action="store_true", help="print one JSON object instead of the tables")
     options, run_arguments = parser.parse_known_args(list(arguments))
     for name in ("nodes", "gpus_per_node", "gpu_memory", "peak_tflops", "mfu"):

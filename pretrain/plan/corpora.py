@@ -10,6 +10,7 @@ from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import is_prefix, open_prefix
 from pretrain.data.meta import CorpusMeta
+from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import parse_blend
 from pretrain.data.tokenizer import load_tokenizer
 
@@ -36,21 +37,26 @@ def find_corpora(run: RunConfig) -> list[PlannedCorpus] | None:
     """
     if run.data == "builtin":
         return None
-    found = []
+    found: list[PlannedCorpus] = []
+    sources: list[str | Path] = []
     for folder, weight in parse_blend(run.data):
         path = Path(folder)
         if is_prefix(path) and run.tokenizer is not None:
-            meta = open_prefix(path, load_tokenizer(run.tokenizer))[0]
+            source: str | Path = run.tokenizer
+            meta = open_prefix(path, load_tokenizer(source))[0]
         elif path.is_dir():
-            meta = CorpusMeta.read(path)
+            source, meta = path / "tokenizer", CorpusMeta.read(path)
         else:
             return None
         found.append(PlannedCorpus(folder, float(weight), meta))
-    for other in found[1:]:
-        if other.meta.tokenizer.vocab_size != found[0].meta.tokenizer.vocab_size:
+        sources.append(source)
+    for other, source in zip(found[1:], sources[1:], strict=True):
+        if other.meta.tokenizer.hash != found[0].meta.tokenizer.hash and (
+            difference := tokenizer_difference(load_tokenizer(sources[0]), load_tokenizer(source))
+        ):
             raise UserError(
-                f"data: {other.folder!r} has another tokenizer than {found[0].folder!r}; valid: corpora "
-                "prepared with one tokenizer"
+                f"data: {other.folder!r} has another tokenizer than {found[0].folder!r} ({difference}); "
+                "valid: corpora prepared with one tokenizer"
             )
     return found
 

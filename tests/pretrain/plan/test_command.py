@@ -12,8 +12,9 @@ from pretrain.checkpoint.state import TrainingState
 from pretrain.config.command_line import parse_command_line
 from pretrain.data.meta import CorpusMeta
 from pretrain.plan.command import main
+from pretrain.prepare import command as prepare
 from tests.helpers.refusals import refusal
-from tests.helpers.small_corpus import SMALL_VOCABULARY
+from tests.helpers.small_corpus import SMALL_VOCABULARY, small_paths
 
 BASE = ["--config", "757m", "--gpus_per_node", "8", "--ds_config", "ds_configs/zero2.json"]
 
@@ -114,13 +115,37 @@ def test_stages_and_degrees_are_compared(capsys):
     heading, *rows, usable = capsys.readouterr().out.splitlines()
     assert len(rows) == 12 and "t" in heading and "usable" in usable
     for row in rows:
-        name, degree, micro_batch, accumulated, peak, sent, *_ = row.split()
+        name, degree, c, micro_batch, accumulated, peak, sent, *_ = row.split()
+        assert c == "1"
         plan = figures(capsys, "--ds_config", name, "--tensor_parallel", degree, "--micro_batch", "8")
         assert (int(micro_batch), int(accumulated)) == (8, plan["batch"]["accumulation"])
         assert float(peak) == pytest.approx(plan["memory_bytes"]["peak"] / 2**30, abs=0.006)
         parts = ("data_parallel", "gradients", "parameters", "tensor_all_reduces", "head_exchange", "muon")
         bytes_sent = sum(plan["sent_bytes_per_step"].get(part, 0) for part in parts)
         assert float(sent) == pytest.approx(bytes_sent / 1e9, abs=0.006)
+
+
+def test_long_contexts_are_compared_with_shared_sequences(capsys):
+    long = ["--config", "long-757m", "--gpus_per_node", "4", "--gpu", "h100"]
+    assert main([*long, "--compare"]) == 0
+    _, *rows, _ = capsys.readouterr().out.splitlines()
+    assert len(rows) == 3 * len([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
+    (row,) = [row.split() for row in rows if row.split()[:3] == ["zero3", "2", "2"]]
+    assert (
+        main([*long, "--ds_config", "zero3", "--tensor_parallel", "2", "--context_parallel", "2", "--json"])
+        == 0
+    )
+    plan = json.loads(capsys.readouterr().out)
+    assert float(row[5]) == pytest.approx(plan["memory_bytes"]["peak"] / 2**30, abs=0.006)
+
+
+def test_corpora_of_two_tokenizers_of_one_size(capsys, small_folder, tmp_path):
+    other = tmp_path / "other"
+    texts = [str(path) for path in small_paths()[-3:]]
+    size = str(SMALL_VOCABULARY)
+    assert prepare.main(["--text", *texts, "--train_tokenizer", size, "--out", str(other)]) == 0
+    both = f"{small_folder}:0.5,{other}:0.5"
+    assert "other' has another tokenizer than" in refusal(capsys, main, *BASE, "--data", both)
 
 
 def test_chosen_micro_batch_fits_and_grows_with_memory(capsys):
