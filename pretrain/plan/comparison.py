@@ -12,7 +12,7 @@ from pretrain.plan.run_plan import GIB, Machine, RunPlan, make_plan
 
 STAGES = ("zero1", "zero2", "zero3")
 LONG = 8192
-"""From this context length on, sequences that ranks share are compared, too."""
+"""From this context length on, sequences that ranks share are also compared."""
 
 
 def compare(run: RunConfig, machine: Machine) -> list[str]:
