@@ -154,8 +154,18 @@ DIAGNOSTICS = [
             ("path_energy", "ratio", MEASURED, "energy written by the layers below"),
             ("lambda_q_initial", "ratio", f"{MEASURED}, until heads grow", "displacement of W_Q from step 0"),
             ("lambda_k_initial", "ratio", f"{MEASURED}, until heads grow", "displacement of W_K from step 0"),
-            ("lambda_q_release", "ratio", f"{MEASURED} after a release", "displacement of W_Q from there"),
-            ("lambda_k_release", "ratio", f"{MEASURED} after a release", "displacement of W_K from there"),
+            (
+                "lambda_q_release",
+                "ratio",
+                f"{MEASURED} after a release",
+                "displacement of W_Q from the release",
+            ),
+            (
+                "lambda_k_release",
+                "ratio",
+                f"{MEASURED} after a release",
+                "displacement of W_K from the release",
+            ),
             (
                 "feature_drift",
                 "ratio",
@@ -180,7 +190,7 @@ DIAGNOSTICS = [
 CHANGES = [
     Field("growth/heads/layer_LAYER", "integer", "heads", CHECKED, "Heads after the check."),
     Field("growth/gamma/layer_LAYER", "number", "", CHECKED, "Norm Γ of the residual directional energy."),
-    Field("growth/lambda_max/layer_LAYER", "number", "", CHECKED, "Its largest eigenvalue."),
+    Field("growth/lambda_max/layer_LAYER", "number", "", CHECKED, "Largest eigenvalue of that energy."),
     Field("growth/weakest_head/layer_LAYER", "number", "", CHECKED, "Least energy of a head of the layer."),
     Field(
         "growth/gradient/layer_LAYER",

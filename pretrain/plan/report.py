@@ -161,6 +161,8 @@ def _time_lines(plan: RunPlan) -> list[str]:
 
 def _data_lines(plan: RunPlan, tokens: int) -> list[str]:
     """How often each corpus is read. A classifier reads documents, padded or cut, and no stream of tokens."""
+    if plan.corpora is None and plan.run.data != "builtin":
+        return [f"data     {plan.run.data} is not on this machine; the vocabulary is the model's"]
     if plan.corpora is None or plan.run.task == "classification":
         return []
     lines = []
