@@ -32,7 +32,7 @@ from pretrain.hf.formats import (
 )
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
-from pretrain.hf.padding import padded_model
+from pretrain.hf.padding import folded_model, padded_model
 from pretrain.hf.tokenizer_files import check_tokenizer, describe_conventions, write_tokenizer
 from pretrain.prepare.sources.plain_files import BuiltinCorpus
 from pretrain.run.saved import SavedRun
@@ -72,7 +72,7 @@ def export_run(
     if fold and ratio == 1:
         raise UserError("fold: this model's logits have no divisor; leave it out")
     if fold or classifies or format in PADDED:
-        model = model.replace(parametrization="standard", base_width=None)
+        model = folded_model(model)
     if classifies:
         model = classifier.exported_model(model)
     torch_dtype = DTYPES[dtype]

@@ -198,7 +198,7 @@ def is_transposed(name: str) -> bool:
 
 
 def fold_divisor(parameters: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:
-    """The parameters of the model whose logits are not divided by *ratio*: its final norm is."""
+    """The parameters of folded_model: the final norm is divided by *ratio*, not the logits."""
     return {
         name: value / ratio if ratio != 1 and name.startswith("final_norm.") else value
         for name, value in parameters.items()
@@ -209,19 +209,17 @@ def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, 
     """The tensors of the folder of *model* in the chosen format, by their names there.
 
     Args:
-        parameters: ours by name, without padded vocabulary rows.
+        parameters: ours by name, without padded vocabulary rows; for llama and qwen3 those of folded_model.
     """
-    if chosen in PADDED:
-        parameters = fold_divisor(parameters, model.width_ratio)
     if chosen in LLAMA_LIKE:
         like = next(iter(parameters.values()))
         weights = {}
         for name, shape in parameter_shapes(padded_model(model)).items():
-            own = parameters.get(name)
-            if own is None and model.qk_norm == "plain" and (norm := _QK_NORM.fullmatch(name)):
-                own = like.new_ones(model.layer_head_dim(int(norm[1])))
-            if own is not None and own.numel():
-                value = pad_parameter(model, name, own)
+            norm = _QK_NORM.fullmatch(name)
+            if name in parameters:
+                value = pad_parameter(model, name, parameters[name])
+            elif norm and model.heads[layer := int(norm[1])]:  # norms without weights
+                value = pad_parameter(model, name, like.new_ones(model.layer_head_dim(layer)))
             else:  # of a part that the layer lacks
                 value = like.new_full(shape, float(name.endswith("_norm.weight")))
             weights[folder_name(name, chosen)] = value

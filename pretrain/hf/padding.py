@@ -64,14 +64,16 @@ def choose_padding(model: ModelConfig) -> Padding:
     )
 
 
+def folded_model(model: ModelConfig) -> ModelConfig:
+    """The model whose weights hold the divisor of the logits."""
+    return model.replace(parametrization="standard", base_width=None)
+
+
 def scaled_model(model: ModelConfig) -> ModelConfig:
-    """The model of a Llama or Qwen3 whose weights hold the factors of the attention logits and the divisor of
-    the LM head's."""
-    return model.replace(
+    """The model of a Llama or Qwen3, whose weights also hold the factors of the attention logits."""
+    return folded_model(model).replace(
         attention_scale="sqrt_head_dim",
         attention_scale_base=None,
-        parametrization="standard",
-        base_width=None,
         qk_norm="none" if model.qk_norm == "none" else "weighted",
     )
 

@@ -13,7 +13,8 @@ from model.transformer import Transformer
 from pretrain import convert
 from pretrain.config.run_config import RunConfig
 from pretrain.hf.export_folder import list_parameters, special_ids, write_description, write_weights
-from pretrain.hf.formats import folder_config, folder_weights
+from pretrain.hf.formats import PADDED, fold_divisor, folder_config, folder_weights
+from pretrain.hf.padding import folded_model
 from tests.helpers.distributed import run_distributed
 from tests.helpers.refusals import refusal
 from tests.helpers.training import nano_run, session
@@ -34,8 +35,11 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def write_folder(ours: Transformer, folder: Path, chosen: Any = "native") -> Path:
     """An exported folder without a tokenizer."""
-    config = folder_config(ours.config, chosen, special_ids(1) | {"dtype": torch.float32})
+    model, parameters = ours.config, list_parameters(ours)
+    if chosen in PADDED:
+        model, parameters = folded_model(model), fold_divisor(parameters, model.width_ratio)
+    config = folder_config(model, chosen, special_ids(1) | {"dtype": torch.float32})
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder, folder_weights(ours.config, chosen, list_parameters(ours)), torch.float32)
+    write_weights(folder, folder_weights(model, chosen, parameters), torch.float32)
     write_description(folder, config)
     return folder

@@ -19,6 +19,7 @@ from pretrain.hf import classifier
 from pretrain.hf.export_folder import list_parameters, special_ids, write_description, write_weights
 from pretrain.hf.formats import fold_divisor, folder_config, folder_weights
 from pretrain.hf.model_folder import check_folder
+from pretrain.hf.padding import folded_model
 from pretrain.hf.tokenizer_files import write_tokenizer
 from tests.helpers.corpora import byte_level
 from tests.helpers.exports import write_folder
@@ -49,7 +50,7 @@ def test_scores_of_a_batch_equal_those_of_each_text(kind, tmp_path):
     name, changes = KINDS[kind]
     ours = network(CONFIGS[name].replace(vocab_size=260, classes=3, **changes))
     tokenizer = HuggingFaceTokenizer(byte_level(260), "bytes")
-    model = classifier.exported_model(ours.config.replace(parametrization="standard", base_width=None))
+    model = classifier.exported_model(folded_model(ours.config))
     chosen = {"padded": "llama", "mup": "native"}.get(kind, kind)
     source = SimpleNamespace(model=ours.config, corpora=list)
     extra = special_ids(tokenizer.end_of_document) | {"dtype": torch.float32}

@@ -11,6 +11,7 @@ import torch
 
 from model.transformer import Transformer
 from pretrain.hf.formats import fold_divisor
+from pretrain.hf.padding import folded_model
 from tests.helpers.exports import write_folder
 from tests.helpers.networks import CONFIGS, network, tokens
 from tests.pretrain.hf.test_lm_head import HEADS
@@ -109,6 +110,6 @@ def test_a_cap_in_mup_comes_before_the_divisor(answer):
 
 
 def test_a_folded_divisor(answer):
-    folded = Transformer(BOTH.replace(parametrization="standard", base_width=None)).eval()
+    folded = Transformer(folded_model(BOTH)).eval()
     folded.load_state_dict(fold_divisor(network(BOTH).state_dict(), BOTH.width_ratio))
     assert largest_difference(answer(folded, "native"), network(BOTH)) <= 1e-5
