@@ -1,27 +1,28 @@
 """A study's results in one small file to keep: its definition, its machine, and the losses of every run.
 
 ``head-schedules study record`` writes ``results/NAME.json``. Reports, notebooks, and the numbers and pictures
-of the documentation take such a file in place of a study's folder.
+of the documentation take such a file in place of a study's folder. ``study run`` trains what it lacks, on any
+machine.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from model.declared import declared, from_dict, to_dict
-from model.errors import UserError
+from model.errors import UserError, quote
 from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
 from pretrain.metrics.file import NON_FINITE, encode
 from pretrain.runtime.hardware import available_cores, cpu_name
-from pretrain.study.planned import Study
-from pretrain.study.planning import parse_study
+from pretrain.study.planned import PlannedRun, Study
+from pretrain.study.planning import build_pilot, parse_study
 from pretrain.study.register import Registered, read_registered
-from pretrain.study.results import RunResult, State, load_results
-from pretrain.study.tuning import Tuned
+from pretrain.study.results import RunResult, State, load_results, shorten_names
+from pretrain.study.tuning import Tuned, read_tuned
 from pretrain.utils.files import write_atomically
 from pretrain.utils.parsing import format_yaml, parse_yaml, read_json
 
@@ -60,23 +61,63 @@ class Archive:
     study: dict[str, Any]
     """The study file, with what it extends."""
     machine: str
-    """The processor and the number of cores that could be used."""
+    """The processor and the number of cores that could be used; several machines are joined by semicolons."""
     origins: list[Origin]
     runs: dict[str, RunRecord]
+    """By name: of the study, and of its pilots."""
     registered: Registered | None = None
     tuned: dict[str, Tuned] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """An archive's results, for a study that was read from it."""
+
+    archive: Archive
+    where: str
+    """Begins messages."""
+
+    def result(self, planned: PlannedRun) -> RunResult | None:
+        """What the archive has of a run of the study or of its pilots; None if that run is not in it."""
+        if (record := self.archive.runs.get(planned.name)) is None:
+            return None
+        rows = [
+            {
+                key: NON_FINITE.get(value, value) if isinstance(value, str) else value
+                for key, value in zip(record.rows, values, strict=True)
+                if value is not None
+            }
+            for values in zip(*record.rows.values(), strict=True)
+        ]
+        saved = None
+        if record.origin is not None:
+            model = planned.run.build_model_config().to_json() | record.model
+            origin = to_dict(self.archive.origins[record.origin])
+            saved = from_dict(TrainingState, origin | {"model": model}, self.where)
+        return RunResult(planned, record.state, rows, saved, record.failure)
+
+
 def write_archive(study: Study, path: Path) -> None:
-    """Write the results of a study's folder.
+    """Write the results of a study's folder, and of the archive that it was read from.
 
     Raises:
-        UserError: no run is finished.
+        UserError: no run is finished, or the file has finished runs that would be lost.
         OSError: the file cannot be written.
     """
-    results = load_results(study)
-    if not any(run.state == "finished" for run in results):
+    parts = [study, *([build_pilot(study)] if study.tried else ())]
+    results = [run for part in parts for run in load_results(part) if run.state != "missing"]
+    finished = {run.planned.name for run in results if run.state == "finished"}
+    if not finished:
         raise UserError(f"study: no run of {study.folder} is finished; {study.command('run')}")
+    if path.exists():
+        there = from_dict(Archive, read_json(path, "study"), f"study: {path}").runs
+        if lost := [name for name, run in there.items() if run.state == "finished" and name not in finished]:
+            valid = f"head-schedules study record {path} adds to it, --to another file keeps both"
+            what = f"finished runs that would be lost, {shorten_names(lost)}"
+            raise UserError(f"to: {quote(str(path))} has {what}; {valid}")
+    machines = study.recorded.archive.machine.split("; ") if study.recorded else []
+    if any(study.recorded is None or run.planned.folder.is_dir() for run in results):
+        machines.append(f"{cpu_name()}, {available_cores()} cores")
     origins: list[Origin] = []
     runs = {}
     for run in results:
@@ -89,7 +130,7 @@ def write_archive(study: Study, path: Path) -> None:
             model = {key: value for key, value in run.saved.model.items() if planned.get(key) != value}
             record = replace(record, origin=origins.index(origin), model=model)
         runs[run.planned.name] = record
-    machine = f"{cpu_name()}, {available_cores()} cores"
+    machine = "; ".join(dict.fromkeys(machines))
     file = parse_yaml(study.text, "study")
     made = Archive(study.name, file, machine, origins, runs, read_registered(study), dict(study.tuned))
     plain = to_dict(made)
@@ -100,8 +141,8 @@ def write_archive(study: Study, path: Path) -> None:
     write_atomically(path, head + ',\n "runs": {\n  ' + ",\n  ".join(lines) + "\n }\n}\n")
 
 
-def read_archive(path: Path, out: Path | None = None, settings: Mapping[str, Any] | None = None) -> Study:
-    """The study of an archive, with its results. What is made of them goes into *out*, by default
+def read_archive(path: Path, out: Path | None = None) -> Study:
+    """The study of an archive, with its results. What it lacks and what is made of it is in *out*, by default
     ``runs/NAME``.
 
     Raises:
@@ -109,30 +150,10 @@ def read_archive(path: Path, out: Path | None = None, settings: Mapping[str, Any
     """
     where = f"study: {path}"
     archive = from_dict(Archive, read_json(path, "study"), where)
-    given: dict[str, Any] = {"source": str(path), "settings": settings, "tuned": archive.tuned}
     text, folder = format_yaml(archive.study), out or Path("runs") / archive.name
-    study = parse_study(text, archive.name, folder, where, **given)
-    return replace(study, recorded=tuple(_results(study, archive, where)), registered=archive.registered)
-
-
-def _results(study: Study, archive: Archive, where: str) -> Iterator[RunResult]:
-    for planned in study.runs:
-        record = archive.runs.get(planned.name, RunRecord("missing", {}))
-        rows = [
-            {
-                key: NON_FINITE.get(value, value) if isinstance(value, str) else value
-                for key, value in zip(record.rows, values, strict=True)
-                if value is not None
-            }
-            for values in zip(*record.rows.values(), strict=True)
-        ]
-        saved = None
-        if record.origin is not None:
-            model = planned.run.build_model_config().to_json() | record.model
-            saved = from_dict(
-                TrainingState, to_dict(archive.origins[record.origin]) | {"model": model}, where
-            )
-        yield RunResult(planned, record.state, rows, saved, record.failure)
+    tuned = read_tuned(folder) | archive.tuned
+    study = parse_study(text, archive.name, folder, where, source=str(path), tuned=tuned)
+    return replace(study, recorded=Recorded(archive, where))
 
 
 def _columns(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:

@@ -64,7 +64,7 @@ def build_parser() -> Parser:
     add("--sd", type=float, help="standard deviation of paired differences, in place of a pilot's")
     add("--effect", type=float, help="difference to be found (default: the study's)")
     add("--power", type=float, default=0.8, help="probability to find it (default: 0.8)")
-    to = "the file (default: results/NAME.json)"
+    to = "the file (default: results/NAME.json, or the recorded file itself)"
     made["record"].add_argument("--to", type=Path, metavar="FILE", help=to)
     add = made["task"].add_argument
     add("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
@@ -109,7 +109,8 @@ def dispatch(arguments: Sequence[str]) -> int:
     elif options.command == "record":
         from pretrain.study.archive import write_archive
 
-        path = options.to or Path("results") / f"{study.name}.json"
+        path = Path(study.source) if study.recorded else Path("results") / f"{study.name}.json"
+        path = options.to or path
         write_archive(study, path)
         print_lines(f"wrote {path}")
     else:
@@ -134,7 +135,10 @@ def open_study(
     if path.suffix == ".json":
         from pretrain.study.archive import read_archive
 
-        return read_archive(path, out, settings)
+        if settings:
+            valid = "a recorded study has its own; take the study's name, or leave this out"
+            raise UserError(f"{SETTING}{next(iter(settings))}: {valid}")
+        return read_archive(path, out)
     if path.is_dir():
         if out is not None and os.path.realpath(out) != os.path.realpath(path):
             valid = "give one, or the study's file with another --out"

@@ -174,10 +174,8 @@ class Study:
     """What pilots chose, by the variant's full name."""
     source: str = ""
     """The name or the file that it was read from, to be copied into commands."""
-    recorded: tuple[Any, ...] | None = None
-    """Its results (RunResult), if it was read from an archive."""
-    registered: Any = None
-    """What it expected (Registered), if it was read from an archive."""
+    recorded: Any = None
+    """What the archive that it was read from has of it (archive.Recorded)."""
 
     @cached_property
     def tried(self) -> dict[str, tuple[str, list[Any]]]:
@@ -205,8 +203,8 @@ class Study:
         return [planned for planned in self.runs if planned.seed == self.file.seeds[0]]
 
     def command(self, name: str) -> str:
-        """A command line about this study, to be copied: its folder, once it has one, else its file."""
-        made = (self.folder / STUDY_FILE).is_file()
+        """A command line about this study, to be copied: its archive, else its folder, else its file."""
+        made = self.recorded is None and (self.folder / STUDY_FILE).is_file()
         elsewhere = [] if made or self.folder == Path("runs") / self.name else ["--out", str(self.folder)]
         study = str(self.folder) if made or not self.source else self.source
         return shlex.join(["head-schedules", "study", name, study, *elsewhere])

@@ -138,7 +138,8 @@ def build_pilot(study: Study) -> Study:
         "baseline": next(iter(variants)),
         "variants": variants,
     }
-    return parse_study(format_yaml(keys), f"{study.name}-{PILOT}", study.folder / PILOT, pilots=True)
+    pilot = parse_study(format_yaml(keys), f"{study.name}-{PILOT}", study.folder / PILOT, pilots=True)
+    return replace(pilot, recorded=study.recorded)
 
 
 # ---------------------------------------------------------------------- the file

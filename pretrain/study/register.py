@@ -37,7 +37,7 @@ def expectations(study: Study) -> dict[str, Any]:
 def register(study: Study) -> None:
     """Record what the study expects in its folder, unless an earlier run has."""
     path = study.folder / FILE_NAME
-    if not path.exists():
+    if read_registered(study) is None:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8")
         commit = done.stdout.strip() if done.returncode == 0 else None
         made = Registered(time.strftime("%Y-%m-%d %H:%M", time.gmtime()), commit, expectations(study))
@@ -47,8 +47,8 @@ def register(study: Study) -> None:
 def read_registered(study: Study) -> Registered | None:
     """The record of the study's folder or archive; None before the first run."""
     path = study.folder / FILE_NAME
-    if study.recorded is not None:
-        return cast(Registered | None, study.registered)
+    if study.recorded is not None and study.recorded.archive.registered is not None:
+        return cast(Registered, study.recorded.archive.registered)
     return from_dict(Registered, read_json(path, "study"), f"study: {path}") if path.exists() else None
 
 

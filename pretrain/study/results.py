@@ -116,8 +116,7 @@ def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any
 
 
 def load_results(study: Study) -> list[RunResult]:
-    """Every run of the study in its order, those of an archive as it has them; "missing" are those that have
-    not begun.
+    """Every run of the study in its order; "missing" are those that have not begun.
 
     Raises:
         UserError: a run was made with other settings than the study file has now.
@@ -125,16 +124,26 @@ def load_results(study: Study) -> list[RunResult]:
     from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
     from pretrain.checkpoint.state import read_state
 
-    if study.recorded is not None:
-        return list(study.recorded)
     check_settings(study)
     results = []
     for planned in study.runs:
+        if (kept := recorded_result(study, planned)) is not None:
+            results.append(kept)
+            continue
         state, rows = run_state(study, planned)
         steps = checkpoint_steps(planned.folder)
         saved = read_state(checkpoint_path(planned.folder, steps[-1])) if steps else None
         results.append(RunResult(planned, state, rows, saved, failure(planned)))
     return results
+
+
+def recorded_result(study: Study, planned: PlannedRun) -> RunResult | None:
+    """What the study's archive has of a run, if it is finished there or has no folder here; None without an
+    archive."""
+    if study.recorded is None:
+        return None
+    found: RunResult | None = study.recorded.result(planned)
+    return found if found and (found.state == "finished" or not planned.folder.is_dir()) else None
 
 
 def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, Any]]]:
@@ -146,6 +155,8 @@ def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, 
     Raises:
         UserError: as read_metrics.
     """
+    if (kept := recorded_result(study, planned)) is not None:
+        return kept.state, kept.rows
     if not planned.folder.is_dir():
         return ("failed" if failure(planned) else "missing"), []
     rows = read_metrics(planned.folder)
@@ -215,7 +226,9 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
     """
     for planned in study.runs if runs is None else runs:
         path = planned.folder / "config.yaml"
-        differing = diff_settings(planned.run, load_run_config(path)) if path.is_file() else {}
+        if not path.is_file() or recorded_result(study, planned) is not None:
+            continue
+        differing = diff_settings(planned.run, load_run_config(path))
         if listed := [
             f"{key} {made} (now {now})"
             for key, (now, made) in differing.items()

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from model.errors import UserError
 from pretrain.config.sources import ROOT
@@ -63,7 +64,8 @@ def run_study(
         _choose(study, pilot, dry_run)
         if dry_run:
             return 0
-        study = parse_study(study.text, study.name, study.folder, source=study.source)
+        tuned = parse_study(study.text, study.name, study.folder, source=study.source)
+        study = replace(tuned, recorded=study.recorded)
     check_settings(study)
     todo = list_unfinished(study)
     variants = " x ".join(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from pretrain.study.archive import read_archive
 from pretrain.study.command import main
 from pretrain.study.notebook import Study
-from pretrain.study.register import register
+from pretrain.study.planning import build_pilot
+from pretrain.study.register import read_registered, register
 from pretrain.study.report.page import describe_opening
 from pretrain.study.report.tables import sections
-from pretrain.study.results import load_results, load_study
-from pretrain.study.running.scheduler import write_study
+from pretrain.study.results import list_unfinished, load_results, load_study
+from pretrain.study.running.scheduler import Scheduler, write_study
 from pretrain.study.summaries import build_view
-from tests.helpers.planted_runs import plant, result
+from tests.helpers.planted_runs import plant, planted_rows, result
 from tests.pretrain.study.report.conftest import planted, small_study
 
 GROWING = {"growth": {"criterion": "incrt", "maximum": 8}}
@@ -90,6 +92,81 @@ def test_files_that_are_no_record(folder, tmp_path, capsys, change, message):
     assert main(["report", str(tmp_path / "x.json")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: study: ") and message in said and said.count("\n") == 1
+
+
+def test_what_a_record_lacks_is_trained_elsewhere_and_added_to_it(folder, tmp_path, monkeypatch, capsys):
+    """Another machine trains the failed run and the two that had not begun there."""
+    assert main(["record", str(folder)]) == 0
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "results/s.json"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    values = json.loads(path.read_text())
+    values["machine"] = "a GPU, 1 cores"
+    path.write_text(json.dumps(values))
+    started = []
+
+    def train(scheduler):
+        study = scheduler.study
+        for planned in list_unfinished(study):
+            started.append(planned.name)
+            plant(result(planned, planted_rows(planned, 3.6)))
+        return {}
+
+    monkeypatch.setattr(Scheduler, "run", train)
+    monkeypatch.setattr(Scheduler, "stopped", None, raising=False)
+    assert main(["run", str(path)]) == 0
+    assert started == ["uniform-s3", "rising-s3"]
+    said = capsys.readouterr().out
+    assert "to do    2 runs" in said and f"next     head-schedules study report {path}" in said
+    assert main(["run", str(path)]) == 0  # nothing is left
+    assert started == ["uniform-s3", "rising-s3"]
+    before = read_archive(path)
+    assert main(["record", str(path)]) == 0
+    after = read_archive(path, out=tmp_path / "nothing")
+    assert [run.state for run in load_results(after)] == ["finished"] * 9
+    losses = [[row["val_loss"] for run in load_results(each) for row in run.rows] for each in (before, after)]
+    assert losses[0] == losses[1]
+    assert read_registered(after) == read_registered(load_study(folder))
+    first, second = json.loads(path.read_text())["machine"].split("; ")
+    assert first == "a GPU, 1 cores" and second.endswith(" cores")
+    assert main(["record", str(folder), "--to", str(path)]) == 2
+    assert "finished runs that would be lost, uniform-s3, rising-s3;" in capsys.readouterr().err
+    assert main(["report", str(path), "--settings.steps", "90"]) == 2
+    assert "error: settings.steps: a recorded study has its own" in capsys.readouterr().err
+
+
+def test_a_record_keeps_pilots(tmp_path, monkeypatch, capsys):
+    """Pilots of one machine choose on another, where a folder has none."""
+    monkeypatch.chdir(tmp_path)
+    rates = {"tune": {"optimizer.learning_rate": [1e-3, 2e-3]}, "pilot_seeds": [9]}
+    study = small_study(
+        tmp_path / "s", baseline="uniform", variants={"uniform": {}, "slow": {"steps": 90}}, **rates
+    )
+    write_study(study)
+    pilot = build_pilot(study)
+    for planned, loss in zip(pilot.runs, (3.5, 3.4, 3.3), strict=False):
+        plant(result(planned, planted_rows(planned, loss)))
+    assert main(["record", str(tmp_path / "s")]) == 0
+    monkeypatch.setattr(Scheduler, "run", lambda self: {})
+    monkeypatch.setattr(Scheduler, "stopped", None, raising=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["list", "../results/s.json"]) == 0
+    assert "1 of 4 pilots are left" in capsys.readouterr().out
+    plant(
+        result(
+            pilot_run := build_pilot(read_archive(Path("../results/s.json"))).runs[3],
+            planted_rows(pilot_run, 3.4),
+        )
+    )
+    assert main(["run", "../results/s.json"]) == 0
+    said = capsys.readouterr().out
+    assert "tuned    uniform: optimizer.learning_rate 0.002" in said
+    assert "tuned    slow: optimizer.learning_rate 0.001" in said and "to do    6 runs" in said
+    assert main(["record", "../results/s.json"]) == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert read_archive(Path("../results/s.json")).untuned == []
 
 
 def test_nothing_to_record(tmp_path, monkeypatch, capsys):
