@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -189,8 +189,12 @@ class Study:
 
     @property
     def untuned(self) -> list[str]:
-        """Full names of the variants for which nothing is chosen yet."""
-        return [name for name in self.tried if name not in self.tuned]
+        """Full names of the variants for which nothing is chosen yet, or not of all values."""
+        return [name for name, (_, values) in self.tried.items() if not self._is_chosen(name, values)]
+
+    def _is_chosen(self, name: str, values: Sequence[Any]) -> bool:
+        found = self.tuned.get(name)
+        return found is not None and all(value in [at for at, _ in found.tried] for value in values)
 
     @property
     def title(self) -> str:
