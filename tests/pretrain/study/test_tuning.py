@@ -100,8 +100,9 @@ def test_what_is_chosen_is_in_place(tmp_path):
     assert read_tuned(tmp_path) == tuned
     after = study(tmp_path)
     assert after.untuned == []
-    wider = {"plain": {"tune": {"optimizer.learning_rate": [2e-3, 4e-3, 8e-3]}}, "muon": after.file.variants["muon"]}
-    assert study(tmp_path, variants=wider, contrasts=None).untuned == ["plain"]  # 0.008 was not tried
+    more = {"plain": {"tune": {"optimizer.learning_rate": [2e-3, 4e-3, 8e-3]}}}
+    wider = study(tmp_path, variants=more | {"muon": after.file.variants["muon"]}, contrasts=None)
+    assert wider.untuned == ["plain"]  # 0.008 was not tried
     runs = {planned.variant: planned.run for planned in after.runs}
     assert runs["plain"].optimizer.learning_rate == 2e-3
     assert runs["muon"].muon.learning_rate == 2e-3
