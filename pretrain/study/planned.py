@@ -201,11 +201,6 @@ class Study:
         """The file's title, or the study's name."""
         return self.file.title or self.name
 
-    @property
-    def of_first_seed(self) -> list[PlannedRun]:
-        """A run of each variant."""
-        return [planned for planned in self.runs if planned.seed == self.file.seeds[0]]
-
     def command(self, name: str) -> str:
         """A command line about this study, to be copied: its archive, else its folder, else its file."""
         made = self.recorded is None and (self.folder / STUDY_FILE).is_file()

@@ -11,13 +11,7 @@ from pydantic import Field
 from model.declared import PositiveFloat, declared
 from model.errors import UserError
 from pretrain.study.planned import Study
-from pretrain.study.statistics.paired import (
-    MOST_PAIRS,
-    detectable_effect,
-    pairs_needed,
-    pooled_sd,
-    sd_of,
-)
+from pretrain.study.statistics import paired
 from pretrain.study.summaries import View
 from pretrain.utils.format import human_seconds
 
@@ -47,7 +41,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     groups, notes = pilot_differences(pilot) if pilot else ([], [])
     count, sd, source = sum(map(len, groups)), question.sd, "as stated"
     if sd is None:
-        sd, folder = pooled_sd(groups), pilot.study.folder if pilot else ""
+        sd, folder = paired.pooled_sd(groups), pilot.study.folder if pilot else ""
         source = f"from {count} pairs of {sum(map(bool, groups))} variants in {folder}"
         if math.isnan(sd):
             given = f"{str(folder)!r} with {count} finished pairs" if pilot else "none"
@@ -58,7 +52,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     rate = speed(pilot) if pilot else None
     flops = [planned.flops for planned in study.runs]
     effect = study.file.effect if question.effect is None else question.effect
-    needed = None if effect is None else pairs_needed(effect, sd, question.power)
+    needed = None if effect is None else paired.pairs_needed(effect, sd, question.power)
     test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
     costs = " to ".join(dict.fromkeys(f"{end(flops):.2e}" for end in (min, max)))
     growing = any(planned.grows for planned in study.runs)
@@ -68,7 +62,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     lines.append(unknown if effect is None else f"needed   {_count(needed)} seeds to find {effect:g} {test}")
     for label, seeds in (("", needed), ("study", len(study.file.seeds))):
         if seeds is not None:
-            found = detectable_effect(sd, seeds, question.power)
+            found = paired.detectable_effect(sd, seeds, question.power)
             total = sum(flops) * seeds / len(study.file.seeds)
             time = f", {human_seconds(total / rate)} at the pilot's speed" if rate else ""
             finds = f"{seeds:,} seeds find {found:.3g}, and cost"
@@ -83,7 +77,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
 
 def _count(seeds: int | None) -> str:
     """What pairs_needed returns, in words."""
-    return f"more than {MOST_PAIRS:,}" if seeds is None else f"{seeds:,}"
+    return f"more than {paired.MOST_PAIRS:,}" if seeds is None else f"{seeds:,}"
 
 
 def contrast_lines(study: Study, pilot: View, effect: float | None, power: float) -> list[str]:
@@ -97,10 +91,10 @@ def contrast_lines(study: Study, pilot: View, effect: float | None, power: float
         found = pilot.evaluate(contrast) if contrast.weights.keys() <= trained else None
         if found is None or found.values.interval is None or found.other_seeds:
             continue
-        sd = sd_of(found.values.values())
+        sd = paired.sd_of(found.values.values())
         line = f"contrast {contrast.name}: sd {sd:.3g} of {len(found.values)} seeds"
         if effect is not None:
-            line += f", {_count(pairs_needed(effect, sd, power))} seeds to find {effect:g}"
+            line += f", {_count(paired.pairs_needed(effect, sd, power))} seeds to find {effect:g}"
         lines.append(line)
     return lines
 

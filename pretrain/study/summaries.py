@@ -13,14 +13,7 @@ from model.errors import UserError
 from pretrain.study.formulas import Contrast
 from pretrain.study.planned import Study, Variant
 from pretrain.study.results import RunResult, shorten_names
-from pretrain.study.statistics.paired import (
-    Estimate,
-    detectable_effect,
-    find_outliers,
-    mean_of,
-    paired_interval,
-    sd_of,
-)
+from pretrain.study.statistics import paired
 from pretrain.utils.format import describe_several
 
 if TYPE_CHECKING:
@@ -42,23 +35,25 @@ class Sample(dict[int, float]):
     @property
     def mean(self) -> float | None:
         """None without a value."""
-        return mean_of(self.values()) if self else None
+        return paired.mean_of(self.values()) if self else None
 
     @property
     def sd(self) -> float | None:
         """Sample standard deviation; None for fewer than two values."""
-        return sd_of(self.values()) if len(self) > 1 else None
+        return paired.sd_of(self.values()) if len(self) > 1 else None
 
     @cached_property
-    def interval(self) -> Estimate | None:
+    def interval(self) -> paired.Estimate | None:
         """The 95 % t-interval of the mean; None for fewer than two values, or if one is not finite."""
         known = len(self) > 1 and all(map(math.isfinite, self.values()))
-        return paired_interval(list(self.values())) if known else None
+        return paired.paired_interval(list(self.values())) if known else None
 
     @property
     def detectable(self) -> float | None:
         """The smallest true mean that so many values with this spread find with a power of 80 %."""
-        return detectable_effect(sd_of(self.values()), len(self), POWER) if self.interval else None
+        return (
+            paired.detectable_effect(paired.sd_of(self.values()), len(self), POWER) if self.interval else None
+        )
 
     def subtract(self, other: Mapping[int, float]) -> Sample:
         """The differences from *other*, for the seeds that both have."""
@@ -159,7 +154,7 @@ class Contrasted:
     contrast: Contrast
     values: Sample
     """With a baseline: its value for every seed of the study of which all runs are finished."""
-    fits: tuple[Estimate, Estimate | None] | None = None
+    fits: tuple[paired.Estimate, paired.Estimate | None] | None = None
     """Without one: by least squares and by the robust fit."""
     other_seeds: bool = False
     """Whether runs of one of the study's seeds trained with several, so that they have nothing in common."""
@@ -289,7 +284,9 @@ class View:
         else:
             values = {each.variant: each.values for each in self.summaries}
             blocks = [{name: values[name] for name in names} for names in group_blocks(self.study)]
-            found = [each for block in blocks for each in find_outliers(block, self.better == "higher")]
+            found = [
+                each for block in blocks for each in paired.find_outliers(block, self.better == "higher")
+            ]
         return {runs[variant][seed].planned.name for variant, seed in found}
 
     @property

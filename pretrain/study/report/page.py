@@ -6,6 +6,7 @@ import base64
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
@@ -13,7 +14,7 @@ from pretrain.study.register import describe_expectations
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import sections
 from pretrain.study.results import describe_unnamed, shorten_names
-from pretrain.study.statistics.paired import CONFIDENCE, FAR
+from pretrain.study.statistics.paired import FAR
 from pretrain.study.summaries import POWER, View
 from pretrain.utils.files import write_atomically
 from pretrain.utils.format import align_columns, count_of
@@ -36,12 +37,8 @@ def write_report(view: View) -> list[Path]:
     out = view.study.folder / "report"
     out.mkdir(parents=True, exist_ok=True)
     drawn = draw_all(view, out)
-    templates = Environment(
-        loader=PackageLoader("pretrain.study.report", ""),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    templates = Environment(loader=PackageLoader("pretrain.study.report", ""), autoescape=True, **blocks)
     page = templates.get_template("page.html.j2").render(
         view=view,
         opening=describe_opening(view),
@@ -66,23 +63,13 @@ def terminal_lines(view: View) -> Iterator[str]:
 def describe_opening(view: View) -> dict[str, list[str]]:
     """What is compared, how much of it there is, and what to know first: headings with their lines."""
     study = view.study
-    others: dict[str, list[str]] = {}
-    for name, variant in study.variants.items():
-        if variant.control is not None:
-            others.setdefault(variant.control, []).append(name)
-    compared = [f"{', '.join(names)} with {control}" for control, names in others.items()] or ["nothing"]
-    if study.design is not None:
-        compared = [study.design.described]
-    compared += [f"contrast {each.name}: {each.formula}" for each in study.contrasts]
+    compared = [study.design.described] if study.design else []
     missing = [run for each in view.summaries for seed, run in each.runs.items() if seed not in each.values]
     begun = [f"{run.described}." for run in missing if run.state != "missing"]
     absent = [run.planned.name for run in missing if run.state == "missing"]
     seeds = ", ".join(map(str, study.file.seeds))
-    noun = "seed" if len(study.file.seeds) == 1 else "seeds"
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
-    runs = [f"{finished} ({count_of(len(view.summaries), 'variant')}, {noun} {seeds})."]
-    if view.measure != study.file.measure:
-        runs.append(f"The study asks for {study.file.measure}; {view.measure} is compared instead.")
+    runs = [f"{finished} ({count_of(len(view.summaries), 'variant')}, seeds {seeds})."]
     if unnamed := describe_unnamed(study):
         runs.append(f"Left out: {unnamed}.")
     return {
@@ -93,7 +80,6 @@ def describe_opening(view: View) -> dict[str, list[str]]:
         "Outliers": describe_outliers(view),
         "Effects": list(describe_design(view)),
         "Caveats": [f"{note}." for note in view.caveats],
-        "What the intervals say": [describe_intervals(view)] if view.listed else [],
     }
 
 
@@ -103,13 +89,6 @@ def describe_design(view: View) -> Iterator[str]:
         yield f"No analysis yet: {view.effects.unknown}."
     if (effects := view.analysis) is None:
         return
-    if effects.left_out:
-        yield f"Left out: {count_of(effects.left_out, 'run')} without a finite result."
-    levels = len(effects.levels)
-    yield (
-        f"{levels} level effects, each with a 95 % interval that is not adjusted: if nothing mattered, "
-        f"{levels * (1 - CONFIDENCE):.2g} would exclude zero by chance, on average."
-    )
     if unseen := [each.contrast.name for each in view.contrasted if each.fits is None]:
         yield f"{', '.join(unseen)}: not known; so few runs do not show interactions."
     fit = effects.least_squares
@@ -124,13 +103,3 @@ def describe_outliers(view: View) -> list[str]:
     rule = f"worse than {fit} by more than {FAR:g} robust standard deviations; they are in every number"
     count = f"{len(view.outliers)} of {sum(len(each.values) for each in view.summaries)}"
     return [f"{count} ({rule}): {', '.join(sorted(view.outliers))}."] if view.outliers else []
-
-
-def describe_intervals(view: View) -> str:
-    """How many intervals of the tables exclude zero, and how many would do so by chance."""
-    samples = [*(each.differences for each in view.compared), *(each.values for each in view.contrasted)]
-    excluding = [sample.interval.excludes_zero for sample in samples if sample.interval]
-    by_chance = f"{len(excluding) * (1 - CONFIDENCE):.2g} would do so by chance, on average"
-    found = f"{sum(excluding)} of {len(excluding)} intervals exclude zero. If nothing differed, {by_chance}"
-    no_more = "Intervals that share runs err together, and none is adjusted for their number."
-    return f"{found}. {no_more}" if excluding else "No interval: each needs two pairs of finished runs."

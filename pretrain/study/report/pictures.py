@@ -111,14 +111,10 @@ def _draw_effects(view: View, path: Path, heading: str) -> bool:
         for axis, (factor, labels) in zip(axes, factors.items(), strict=True):
             estimates = [each.least_squares for each in effects.levels if each.factor == factor]
             axis.axhline(0, color="gray", linewidth=0.8)
-            axis.errorbar(
-                range(len(labels)),
-                [each.value for each in estimates],
-                yerr=[(each.high - each.low) / 2 for each in estimates],
-                fmt="o-",
-                capsize=3,
-                label="least squares, 95 % interval",
-            )
+            values = [each.value for each in estimates]
+            halves = [(each.high - each.low) / 2 for each in estimates]
+            style = {"fmt": "o-", "capsize": 3, "label": "least squares, 95 % interval"}
+            axis.errorbar(range(len(labels)), values, yerr=halves, **style)
             axis.set_xticks(range(len(labels)), labels)
             axis.set_xlim(-0.5, len(labels) - 0.5)
             if axis.get_subplotspec().is_first_col():

@@ -9,7 +9,7 @@ from operator import methodcaller
 
 from model.heads import format_heads
 from pretrain.study.settings import label
-from pretrain.study.statistics.paired import Estimate, hodges_lehmann, signed_rank_p
+from pretrain.study.statistics.paired import Estimate, hodges_lehmann
 from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
 from pretrain.utils.format import NOTHING, interval_text
 
@@ -54,7 +54,6 @@ def _effects(view: View) -> Iterator[Row]:
             "runs": str(each.runs),
             "effect [95 % interval]": _estimate(each.least_squares),
             "Huber's, where it disagrees": _estimate(each.robust) if each.fits_disagree else "",
-            "outliers": str(each.outliers),
         }
 
 
@@ -154,12 +153,11 @@ def _runs(view: View, summary: Summary) -> Iterator[Row]:
 
 
 def _sample(mean: str, beginning: str, values: Sample) -> Row:
-    """What paired differences say: by a t-interval and by signed ranks."""
-    several = list(values.values()) if values.interval else []
+    """What paired differences say: by a t-interval, and by an estimate that is robust to single outliers."""
+    robust = hodges_lehmann(list(values.values())) if values.interval else None
     return {
         f"{mean} [95 % interval]": _difference(values),
-        f"Hodges–Lehmann {beginning}".strip(): _number(hodges_lehmann(several) if several else None, "+.4f"),
-        "signed-rank p": _number(signed_rank_p(several) if several else None),
+        f"Hodges–Lehmann {beginning}".strip(): _number(robust, "+.4f"),
         f"detectable {beginning}".strip(): _number(values.detectable, ".4f"),
     }
 

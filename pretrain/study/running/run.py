@@ -68,11 +68,9 @@ def run_study(
         study = replace(tuned, recorded=study.recorded)
     check_settings(study)
     todo = list_unfinished(study)
-    variants = " x ".join(
-        (count_of(len(study.of_first_seed), "variant"), count_of(len(study.file.seeds), "seed"))
-    )
     print_lines(f"study    {study.name}: {study.title}")
-    print_lines(f"runs     {len(study.runs)}: {variants}, in {study.folder}")
+    counts = f"{count_of(len(study.variants), 'variant')} x {count_of(len(study.file.seeds), 'seed')}"
+    print_lines(f"runs     {len(study.runs)}: {counts}, in {study.folder}")
     print_lines(*([f"design   {study.design.described}"] if study.design else []))
     print_lines(f"to do    {count_of(len(todo), 'run')}, {sum(planned.flops for planned in todo):.2e} FLOPs")
     if not todo:

@@ -22,17 +22,9 @@ from pretrain.engine.batch import share_batch, valid_micro_batches
 from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.runtime.hardware import SHARING
 from pretrain.runtime.signals import STOPPED
+from pretrain.study import results
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.register import register
-from pretrain.study.results import (
-    CONFIGS,
-    LOGS,
-    TASKS_FILE,
-    failed_mark,
-    list_unfinished,
-    run_state,
-    task_names,
-)
 from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.format import count_of, human_seconds, print_lines
 
@@ -116,7 +108,7 @@ def run_command_line(
         begun: whether the run has a checkpoint; it keeps its number of threads then.
     """
     ranks = most_ranks(planned.run, len(slot.devices))
-    config = study.folder / CONFIGS / f"{planned.name}.yaml"
+    config = study.folder / results.CONFIGS / f"{planned.name}.yaml"
     arguments = ["--ds_config", find_ds_config(study.file.ds_config), "--config", str(config)]
     if slot.threads and planned.run.threads is None and not begun:
         arguments += ["--threads", str(max(1, slot.threads // ranks))]
@@ -148,7 +140,7 @@ def check_runs(study: Study) -> None:
 
     ds_config = read_ds_config(find_ds_config(study.file.ds_config))
     opened = set()
-    for planned in study.of_first_seed:
+    for planned in study.runs[: len(study.variants)]:  # of the first seed
         most_ranks(planned.run, 1)
         # How it fits the ranks of its launch is checked there.
         run = dataclasses.replace(planned.run, tensor_parallel=1, context_parallel=1, micro_batch=None)
@@ -162,7 +154,7 @@ def check_runs(study: Study) -> None:
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
-    """Write the study's file, the numbers of its runs (TASKS_FILE), what it expects (register) and a recipe
+    """Write the study's file, the numbers of its runs (task_names), what it expects (register) and a recipe
     for each run, or for *runs*, into its folder.
 
     Writers of one study at a time write the same bytes.
@@ -170,13 +162,14 @@ def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    for name in (CONFIGS, LOGS):
+    for name in (results.CONFIGS, results.LOGS):
         (study.folder / name).mkdir(parents=True, exist_ok=True)
     for planned in study.runs if runs is None else runs:
         # main.py takes it as --config from any working directory of the same data.
         recipe = dataclasses.replace(planned.run, runs_dir=os.path.realpath(study.folder)).to_yaml()
-        write_atomically(study.folder / CONFIGS / f"{planned.name}.yaml", recipe)
-    write_atomically(study.folder / TASKS_FILE, "".join(f"{name}\n" for name in task_names(study)))
+        write_atomically(study.folder / results.CONFIGS / f"{planned.name}.yaml", recipe)
+    names = "".join(f"{name}\n" for name in results.task_names(study))
+    write_atomically(study.folder / results.TASKS_FILE, names)
     write_atomically(study.folder / STUDY_FILE, study.text)
     register(study)
 
@@ -196,7 +189,7 @@ class Scheduler:
         self.stopped: int | None = None
         self._free = list(shares)
         self._running: list[_Running] = []
-        self._waiting = list_unfinished(study)
+        self._waiting = results.list_unfinished(study)
         self._failed: dict[str, str] = {}
         self._began = self._said = time.monotonic()
         self._before = self._flops()
@@ -232,8 +225,8 @@ class Scheduler:
     def _start(self, planned: PlannedRun, slot: Slot) -> None:
         begun, began_at = (planned.folder / "latest").is_file(), self._step(planned)
         command, environment = run_command_line(self.study, planned, slot, begun)
-        failed_mark(planned).unlink(missing_ok=True)
-        with (self.study.folder / LOGS / f"{planned.name}.log").open("ab") as log:
+        results.failed_mark(planned).unlink(missing_ok=True)
+        with (self.study.folder / results.LOGS / f"{planned.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
                 env={**os.environ, **environment},
@@ -251,7 +244,7 @@ class Scheduler:
         self._running.remove(ended)
         self._free.append(ended.slot)
         name, code = ended.planned.name, ended.process.returncode
-        state, rows = run_state(self.study, ended.planned)
+        state, rows = results.run_state(self.study, ended.planned)
         if code == 0 and state == "finished":
             result = f"{self.study.file.measure} {rows[-1][self.study.file.measure]:.4f}"
             print_lines(f"finished {name}: {result}", file=self.stream)
@@ -268,7 +261,7 @@ class Scheduler:
         if code == 0:
             reason = f"it ended at step {self._step(ended.planned):,} without {self.study.file.measure}"
         with suppress(OSError):
-            write_atomically(failed_mark(ended.planned), reason + "\n")
+            write_atomically(results.failed_mark(ended.planned), reason + "\n")
         self._failed[name] = reason
         print_lines(f"failed   {name}: {reason}", file=self.stream)
 
@@ -279,7 +272,7 @@ class Scheduler:
 
     def _last_error(self, name: str) -> str:
         """The line of a run's log that says most about its end."""
-        tail = read_tail(self.study.folder / LOGS / f"{name}.log", 8192).decode(errors="replace")
+        tail = read_tail(self.study.folder / results.LOGS / f"{name}.log", 8192).decode(errors="replace")
         lines = [line.strip() for line in tail.splitlines()]
         errors = [line for line in lines if line.startswith("error:") or "Error" in line.split(" ")[0]]
         return (errors or [line for line in lines if line] or ["it printed nothing"])[-1][:300]

@@ -46,8 +46,6 @@ class LevelEffect:
     factor: str
     level: str
     runs: int
-    outliers: int
-    """How many of the runs are outliers."""
     least_squares: Estimate
     robust: Estimate | None
     """None where the fit did not converge, or left no error."""
@@ -110,11 +108,6 @@ class Effects:
     def seeds(self) -> list[int]:
         """Those that have a finite value."""
         return list(self.data[SEEDS].cat.categories)
-
-    @property
-    def left_out(self) -> int:
-        """Runs whose value is not finite."""
-        return len(self._runs) - len(self.data)
 
     # ------------------------------------------------------------------ models
 
@@ -211,11 +204,9 @@ class Effects:
         """The effect of every level of every factor."""
         rows = np.array(list(self.design.rows.values()))
         grid, found, weights = self.grid(self.model, rows), [], []
-        outside = [self.design.rows[variant] for variant, _ in self.outliers]
         for place, (factor, labels) in enumerate(self.design.levels.items()):
             for level, label in enumerate(labels):
-                far = sum(row[place] == level for row in outside)
-                found.append((factor, label, int((self.data[f"f{place}"] == level).sum()), far))
+                found.append((factor, label, int((self.data[f"f{place}"] == level).sum())))
                 weights.append(grid[rows[:, place] == level].mean(axis=0) - grid.mean(axis=0))
         fits = estimate(self.least_squares, np.array(weights)), estimate(self.robust, np.array(weights))
         return [LevelEffect(*each, *both) for each, *both in zip(found, *fits, strict=True)]

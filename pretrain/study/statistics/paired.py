@@ -1,4 +1,4 @@
-"""Pure statistics: intervals and ranks of paired differences, their power and spread, and outliers.
+"""Pure statistics: intervals of paired differences, their power and spread, and outliers.
 
 Nothing here knows of runs. scipy is imported where it is used, because that takes a while.
 """
@@ -58,14 +58,6 @@ def hodges_lehmann(differences: Sequence[float]) -> float:
     """The median of the means of all pairs of differences, each with itself, too, in their unit (Hodges and
     Lehmann, Annals of Mathematical Statistics 34, 1963)."""
     return median((a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2))
-
-
-def signed_rank_p(differences: Sequence[float]) -> float:
-    """Of Wilcoxon's signed-rank test of zero, two-sided; exact for up to 50 differences without zeros and
-    ties. It holds for independent differences of one symmetric distribution, with any tails."""
-    from scipy.stats import wilcoxon
-
-    return float(wilcoxon(differences).pvalue) if any(differences) else 1.0
 
 
 # ---------------------------------------------------------------------- power

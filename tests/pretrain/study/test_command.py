@@ -68,20 +68,6 @@ def test_an_array_asks_for_no_more_ranks_than_the_batch_allows(file, capsys, tmp
     ]
 
 
-def test_jobs_of_pilots_are_named_after_their_study(file, capsys, tmp_path):
-    (tmp_path / "tuned.yaml").write_text(
-        TEXT + "tune: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\npilot_seeds: [7]\n"
-    )
-    ((_, name, *_),) = submitted(["tuned.yaml"], capsys)
-    assert name == "--job-name=tuned-pilot"
-    pilots = tmp_path / "runs/tuned/pilot"
-    pilots.mkdir(parents=True)
-    for folder in (pilots, pilots.parent):
-        (folder / "study.yaml").write_text(TEXT)
-    ((_, name, *_),) = submitted(["runs/tuned/pilot"], capsys)
-    assert name == "--job-name=tuned-pilot"
-
-
 def test_a_task_keeps_its_number_when_the_study_changes(file, capsys, tmp_path):
     def task(number):
         code = main(["task", file, number, "--out", "o"])

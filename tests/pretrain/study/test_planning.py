@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from model.presets import preset
 from pretrain.config.sources import Recipe, load_recipe, make_run, nest
 from pretrain.study import Study
 from pretrain.study.file import STUDIES, find_study, schema, study_names
@@ -279,19 +278,3 @@ def test_every_study_that_comes_along_is_valid(name):
     assert len(found.file.seeds) >= 3 or found.design
     if name.endswith("-small"):
         assert found.file.hours and all(planned.run.data == "builtin" for planned in found.runs)
-
-
-@pytest.mark.parametrize("name", ["learning_less", "learning_less-small", "learning_less-700m"])
-def test_learning_less_is_the_matched_presets_and_contrasts_halves_of_them(name):
-    found = read_study(find_study(name))
-    size = {"learning_less": "270m"}.get(name, name.rpartition("-")[2].replace("small", "mini"))
-    for variant in found.variants.values():
-        block = "-".join(variant.levels[:-1])
-        expected = preset(f"matched-{block}-{size}").replace(
-            vocab_size=variant.run.build_model_config().vocab_size
-        )
-        assert variant.run.build_model_config() == expected
-        assert bool(variant.run.lr_rules) == (variant.levels[-1] == "upper_qk")
-    assert [len(each.weights) for each in found.contrasts] == [32] * 5
-    sizes = [sum(map(abs, each.weights.values())) for each in found.contrasts]
-    assert sizes == pytest.approx([2, 4, 4, 4, 4])
