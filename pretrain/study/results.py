@@ -234,5 +234,5 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
             for key, (now, made) in differing.items()
             if key.split(".")[0] not in NOT_THE_RUN
         ]:
-            valid = "give another --out, or move that folder elsewhere to run it again"
+            valid = f"give the folder {study.folder} for those, or another --out"
             raise UserError(f"study: {planned.folder} was made with {', '.join(listed[:4])}; {valid}")
