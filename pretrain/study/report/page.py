@@ -69,7 +69,7 @@ def describe_opening(view: View) -> dict[str, list[str]]:
     absent = [run.planned.name for run in missing if run.state == "missing"]
     seeds = ", ".join(map(str, study.file.seeds))
     finished = f"{len(study.runs) - len(missing)} of {len(study.runs)} runs are finished"
-    runs = [f"{finished} ({count_of(len(view.summaries), 'variant')}, seeds {seeds})."]
+    runs = [f"{finished} ({count_of(len(view.summaries), 'variant')}, seeds: {seeds})."]
     if unnamed := describe_unnamed(study):
         runs.append(f"Left out: {unnamed}.")
     return {
