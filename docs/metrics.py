@@ -175,10 +175,22 @@ DIAGNOSTICS = [
         )
     ),
     *(
-        Field(f"diagnostics/{name}/heads", "list", "as by layer", MEASURED, "A list for each layer, with a value for each head.")
+        Field(
+            f"diagnostics/{name}/heads",
+            "list",
+            "as by layer",
+            MEASURED,
+            "A list for each layer, with a value for each head.",
+        )
         for name in (*HEAD_MEASURES, "attention_gate")
     ),
-    Field("diagnostics/effective_lr/GROUP", "number", "", MEASURED, "RMS of the group's last update, learning rate included."),
+    Field(
+        "diagnostics/effective_lr/GROUP",
+        "number",
+        "",
+        MEASURED,
+        "RMS of the group's last update, learning rate included.",
+    ),
     Field(
         "diagnostics/relative_update/GROUP",
         "number",
