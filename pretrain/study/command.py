@@ -109,8 +109,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     elif options.command == "record":
         from pretrain.study.archive import write_archive
 
-        path = Path(study.source) if study.recorded else Path("results") / f"{study.name}.json"
-        path = options.to or path
+        path = options.to or Path(study.source if study.recorded else f"results/{study.name}.json")
         write_archive(study, path)
         print_lines(f"wrote {path}")
     else:

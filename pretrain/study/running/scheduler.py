@@ -168,8 +168,7 @@ def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
         # main.py takes it as --config from any working directory of the same data.
         recipe = dataclasses.replace(planned.run, runs_dir=os.path.realpath(study.folder)).to_yaml()
         write_atomically(study.folder / results.CONFIGS / f"{planned.name}.yaml", recipe)
-    names = "".join(f"{name}\n" for name in results.task_names(study))
-    write_atomically(study.folder / results.TASKS_FILE, names)
+    write_atomically(study.folder / results.TASKS_FILE, "\n".join(results.task_names(study)) + "\n")
     write_atomically(study.folder / STUDY_FILE, study.text)
     register(study)
 
@@ -266,6 +265,8 @@ class Scheduler:
         print_lines(f"failed   {name}: {reason}", file=self.stream)
 
     def _step(self, planned: PlannedRun) -> int:
+        if (kept := results.recorded_result(self.study, planned)) is not None:
+            return kept.step
         with suppress(UserError):
             return last_step(planned.folder / FILE_NAME)
         return 0
