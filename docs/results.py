@@ -34,7 +34,7 @@ from pretrain.utils.format import interval_text  # noqa: E402
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/results.md", *sorted(RESULTS.glob("*.md"))]
 TOKENS = "tokens-small"
-"""The study that tells what a difference is worth in tokens."""
+"""The study that tells what a difference is worth in tokens, with each of two optimizers."""
 NUMBER = r"[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"
 MARK = re.compile(rf"(?P<text>{NUMBER})(?P<mark><!--(?P<study>\S+)\s(?P<value>\w+)\s?(?P<of>.*?)-->)")
 PICTURE = re.compile(
@@ -76,48 +76,55 @@ def adjusted_p(study: str, name: str) -> str:
 
 
 def tokens(study: str, words: str) -> str:
-    """By how many percent more training tokens would change the loss as much; OPTIMIZER FORMULA."""
-    optimizer, formula = words.split(" ", 1)
+    """By how many percent more training tokens would change the loss as much; LINE FORMULA."""
+    line, formula = words.split(" ", 1)
     found = find_contrast(study, formula)
     nats = found.fits[0].value if found.fits else found.values.mean
     assert nats is not None
-    return percent_of_tokens(optimizer, nats)
+    return percent_of_tokens(line, nats)
 
 
 def worth(_: str, words: str) -> str:
-    """As tokens, for a difference in nats; OPTIMIZER DIFFERENCE."""
-    optimizer, nats = words.split()
-    return percent_of_tokens(optimizer, float(nats))
+    """As tokens, for a difference in nats; LINE DIFFERENCE."""
+    line, nats = words.split()
+    return percent_of_tokens(line, float(nats))
 
 
-def percent_of_tokens(optimizer: str, nats: float) -> str:
+def percent_of_tokens(line: str, nats: float) -> str:
     """By how many percent more training tokens would change the loss by *nats*."""
-    percent = 100 * (math.exp(abs(nats / slope(optimizer))) - 1)
+    percent = 100 * (math.exp(abs(nats / slope(line))) - 1)
     return f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
 
 
-def loss_by_tokens(optimizer: str) -> tuple[list[float], list[float]]:
-    """Logarithms of the training tokens, and losses of the recorded runs."""
-    runs = [run for run in view(TOKENS).results if run.planned.definition.levels[0] == optimizer]
+def loss_by_tokens(line: str) -> tuple[list[float], list[float]]:
+    """Logarithms of the training tokens, and losses of the recorded runs.
+
+    Args:
+        line: an optimizer of TOKENS, or a study that varies nothing but the steps.
+    """
+    if line in view(TOKENS).study.levels["optimizer"]:
+        runs = [run for run in view(TOKENS).results if run.planned.definition.levels[0] == line]
+    else:
+        runs = view(line).results
     return [math.log(run.rows[-1]["tokens"]) for run in runs], [run.rows[-1]["val_loss"] for run in runs]
 
 
-def slope(optimizer: str) -> float:
+def slope(line: str) -> float:
     """How the loss changes with the logarithm of the training tokens, by least squares over recorded runs."""
-    return linear_regression(*loss_by_tokens(optimizer)).slope
+    return linear_regression(*loss_by_tokens(line)).slope
 
 
-def doubling(_: str, optimizer: str) -> str:
+def doubling(_: str, line: str) -> str:
     """How twice the training tokens change the loss."""
-    return f"{slope(optimizer) * math.log(2):+.2f}".replace("-", "−")
+    return f"{slope(line) * math.log(2):+.2f}".replace("-", "−")
 
 
-def deviation(_: str, optimizer: str) -> str:
+def deviation(_: str, line: str) -> str:
     """The largest distance of a number of tokens' mean loss from the line."""
-    logarithms, losses = loss_by_tokens(optimizer)
-    line = linear_regression(logarithms, losses)
+    logarithms, losses = loss_by_tokens(line)
+    fit = linear_regression(logarithms, losses)
     means = {at: mean(y for x, y in zip(logarithms, losses, strict=True) if x == at) for at in logarithms}
-    return f"{max(abs(y - line.intercept - line.slope * x) for x, y in means.items()):.3f}"
+    return f"{max(abs(y - fit.intercept - fit.slope * x) for x, y in means.items()):.3f}"
 
 
 def seeds(study: str, _: str) -> str:
