@@ -1,7 +1,7 @@
 """Entry point: parse, open the session, train, sum up.
 
     deepspeed pretrain/main.py --ds_config ds_configs/zero2.json [--config RECIPE] [--FIELD VALUE …]
-    deepspeed --module pretrain.main …          # from any folder; for one process also pretrain-train …
+    deepspeed --module pretrain.main …          # from any folder; for one process also head-schedules train …
 
 Every rank runs this file. Bad input ends with a one-line error on rank 0 and exit code 2.
 """

@@ -164,7 +164,7 @@ def _check_port(port: int) -> None:
             ) from None
 
 
-_COMMANDS = ("deepspeed", "torchrun", "pretrain-study")
+_COMMANDS = ("deepspeed", "torchrun")
 _MODULES = ("torch.distributed.run", "pretrain.study")
 
 

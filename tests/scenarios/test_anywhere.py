@@ -16,7 +16,7 @@ from tests.helpers.launch import ROOT
 from tests.helpers.training import nano_arguments
 
 SHADOWS = ("model.py", "yaml.py", "datasets.py", "random.py")
-MAIN = "import sys; from pretrain.main import start; sys.argv[0] = 'pretrain-train'; start()"
+MAIN = "import sys; from pretrain.cli import main; sys.argv[0] = 'head-schedules'; sys.exit(main())"
 PRESETS = "import sys; from pretrain.presets import main; sys.exit(main())"
 
 
@@ -43,7 +43,7 @@ def beside(tmp_path):
             "prism-nano ",
         ),  # as an installed script, which does not look here
         (("-m", "pretrain.main", "--steps", "-1"), "error: steps: -1 is not valid"),
-        (("-P", "-c", MAIN, "--steps", "-1"), "error: steps: -1 is not valid"),
+        (("-P", "-c", MAIN, "train", "--steps", "-1"), "error: steps: -1 is not valid"),
         ((str(ROOT / "pretrain/main.py"), "--steps", "-1"), "error: steps: -1 is not valid"),
     ],
     ids=str,
@@ -91,6 +91,6 @@ def test_a_wheel_trains(small_folder, beside):
     for number, name in enumerate(("zero2", "ds_configs/zero3.json")):
         settings = ("--steps 2", "--ds_config", name, f"--name n{number}")
         arguments = nano_arguments(small_folder, beside / "runs", *settings)
-        done = run(beside, "-P", "-c", MAIN, *arguments, root=beside / "installed")
+        done = run(beside, "-P", "-c", MAIN, "train", *arguments, root=beside / "installed")
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"continue  {Path(sys.executable).name} -P -c " in done.stdout

@@ -1,35 +1,32 @@
 """Arguments of every command that are empty or no text: one line names the flag."""
 
 import re
-import tomllib
 from importlib import import_module
 
 import pytest
 
 from model.errors import UserError
+from pretrain.cli import COMMANDS
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.sources import FLAG_NAMES
-from tests.helpers.launch import ROOT
 
-SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
 INNER = {
-    "pretrain-prepare": ["inspect", "verify", "labelled"],
-    "pretrain-presets": ["exchange"],
-    "pretrain-evaluation": ["save"],
-    "pretrain-study": ["run", "list", "report", "power", "task", "schema"],
+    "prepare": ["inspect", "verify", "labelled"],
+    "presets": ["allocations", "exchange"],
+    "evaluate": ["save"],
+    "study": ["run", "list", "report", "record", "power", "task", "schema"],
 }
-COMMANDS = [(name, *inner.split()) for name in SCRIPTS for inner in ["", *INNER.get(name, [])]]
-COMMANDS.remove(("pretrain-train",))
+EVERY = [(name, *inner.split()) for name in COMMANDS for inner in ["", *INNER.get(name, [])]]
 MAY_BE_EMPTY = {"--prompt"}
 
 
 def run(command, arguments, capsys):
     capsys.readouterr()
-    main = import_module(SCRIPTS[command[0]].removesuffix(":main")).main
+    main = import_module(COMMANDS[command[0]][0]).main
     return main([*command[1:], *arguments]), capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids="-".join)
+@pytest.mark.parametrize("command", EVERY, ids="-".join)
 def test_every_flag_of_every_command(command, capsys):
     with pytest.raises(SystemExit):
         run(command, ["--help"], capsys)

@@ -18,7 +18,6 @@ from pretrain.runtime.environment import find_ended, is_launcher
         ("python3 /opt/env/bin/torchrun --nproc_per_node 2 pretrain/main.py", True),
         ("python -m torch.distributed.run pretrain/main.py", True),
         ("python3.11 -m pretrain.study run direction", True),
-        ("python /opt/env/bin/pretrain-study run direction", True),
         ("python /opt/env/bin/head-schedules study run direction", True),
         ("bash -c torchrun pretrain/main.py", False),
         ("nohup python pretrain/main.py --name deepspeed", False),
