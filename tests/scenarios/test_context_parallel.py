@@ -232,7 +232,7 @@ def losses_of(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-@pytest.mark.parametrize(("ranks", "stage"), [(2, 1), (2, 3), (4, 2)])
+@pytest.mark.parametrize(("ranks", "stage"), [(2, 3), (4, 2)])
 def test_fifty_steps_stay_within_a_millionth(fifty_steps, small_folder, tmp_path, kind, ranks, stage):
     degree = ["--context_parallel", str(ranks)]
     run = nano_run(small_folder, tmp_path, FIFTY, *degree, "--optimizer.kind", kind)
