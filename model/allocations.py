@@ -45,7 +45,7 @@ def late(layers: int, start: float = 0.5, end: float = 1.5) -> list[float]:
 def middle(layers: int, share: float = 0.7) -> list[float]:
     """All of it in the middle *share* of the layers, nothing in the others (arXiv 2508.17734). Of an odd
     number of others the later side has one more, which the paper leaves open."""
-    count = min(layers, max(1, round(share * layers)))
+    count = _layers_of("share", share, layers, 1)
     first = (layers - count) // 2
     return [layers / count if first <= layer < first + count else 0.0 for layer in range(layers)]
 
@@ -53,8 +53,6 @@ def middle(layers: int, share: float = 0.7) -> list[float]:
 def ends(layers: int, share: float = 0.7) -> list[float]:
     """All of it in the layers that ``middle`` leaves empty: its complement."""
     empty = [not part for part in middle(layers, share)]
-    if not any(empty):
-        raise UserError(f"ffn_width: a share of {share:g} leaves none of {layers} layers; give a smaller one")
     return [layers / sum(empty) * part for part in empty]
 
 
@@ -72,13 +70,32 @@ def waist(layers: int, turn: float = 0.75, depth: float = 0.3) -> list[float]:
     The paper solves for equal parameters of layers whose width enters squared; here the mean is 1, as for any
     part whose parameters are proportional to its width. Its own widths: ``variable_widths``.
     """
-    narrowest = max(1, round(turn * layers))
+    narrowest = _turn(layers, turn, depth)
 
     def narrow(factor: float) -> float:
         values = _cross(layers, narrowest, factor)
         return min(values) * layers / sum(values)
 
     return _scale_to_mean(_cross(layers, narrowest, _find_factor(narrow, depth)))
+
+
+def _turn(layers: int, turn: float, depth: float) -> int:
+    """How many layers a waist falls."""
+    if depth >= 1:
+        raise UserError(f"depth: {depth:g} is not valid; give a number below 1")
+    return _layers_of("turn", turn, layers, 2)
+
+
+def _layers_of(name: str, share: float, layers: int, least: int) -> int:
+    """The share in whole layers, of which it leaves one and takes *least*; the parameter is called *name*."""
+    if least <= (count := round(share * layers)) < layers:
+        return count
+    if layers <= least:
+        raise UserError(
+            f"{name}: needs {least + 1} layers or more, and there are {layers}; give another shape"
+        )
+    low, high = (f"{math.ceil(1000 * least / layers) / 1000:g}", f"{(layers - 1) * 1000 // layers / 1000:g}")
+    raise UserError(f"{name}: {share:g} is not valid for {layers} layers; give a number from {low} to {high}")
 
 
 def _scale_to_mean(values: Sequence[float]) -> list[float]:
@@ -122,7 +139,6 @@ class Allocation(NamedTuple):
     """An allocation that a user has written."""
 
     text: str
-    field: str
     name: str
     mean: int
     multiple: int
@@ -138,17 +154,18 @@ class Allocation(NamedTuple):
         """The widths of all layers.
 
         Raises:
-            UserError: parameters without sense, or another number of layers than the model's.
+            UserError: parameters without sense, or another number of layers than the model's; the message
+                does not name the field.
         """
-        count, where = self.layers if layers is None else layers, f"{self.field}: {quote(self.text)}"
+        count = self.layers if layers is None else layers
         if count is None:
-            raise UserError(f"{where}: how many layers? give layers=12, say")
+            raise UserError("how many layers? give layers=12, say")
         if self.layers not in (None, count):
-            raise UserError(f"{where}: layers={self.layers}, and the model has {count}; leave it out")
+            raise UserError(f"layers={self.layers}, and the model has {count}; leave it out")
         if count > MOST_LAYERS:
-            raise UserError(f"{where} has more than {MOST_LAYERS:,} layers; give at most that")
+            raise UserError(f"more than {MOST_LAYERS:,} layers; give at most that")
         if self.blocks:
-            found = self._block_widths(count, where)
+            found = self._block_widths(count)
         else:
             profile = PROFILES[self.name](count, **self.parameters)
             mean = sum(profile) / count  # not 1 for a taper from 2 to 1, say
@@ -157,12 +174,23 @@ class Allocation(NamedTuple):
             random.Random(self.seed).shuffle(found)
         return tuple(found)
 
-    def _block_widths(self, layers: int, where: str) -> list[int]:
+    def describe_excess(self, widths: Sequence[int]) -> str:
+        """By how much the widths exceed the uniform model's or fall short of them; empty: not at all."""
+        uniform = len(widths) * self.mean
+        if self.blocks:
+            share = block_parameters(widths, self.mean) / (16 * uniform * self.mean) - 1
+            what = f"{100 * abs(share):.1f} % {'more' if share > 0 else 'fewer'} parameters than uniform ones"
+            return f"have {what} (with FFNs in proportion)" if abs(share) >= 5e-4 else ""
+        excess = sum(widths) - uniform
+        where = f"{abs(excess):,} {'above' if excess > 0 else 'below'} the uniform model's {uniform:,}"
+        return f"add up to {sum(widths):,}, {where}" if excess else ""
+
+    def _block_widths(self, layers: int) -> list[int]:
         if self.name == "waist":
             return [*variable_widths(self.mean, layers, **self.parameters, multiple=self.multiple)]
         profile = PROFILES[self.name](layers, **self.parameters)
         if not all(profile):
-            raise UserError(f"{where}: a layer has a width of 0; give a shape that leaves no layer empty")
+            raise UserError("a layer has a width of 0; give a shape that leaves no layer empty")
         return _round(block_widths(profile, self.mean), self.multiple)
 
 
@@ -186,22 +214,23 @@ def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[
 
 def block_widths(profile: Sequence[float], d_model: int) -> list[float]:
     """Widths of the layers in proportion to the profile, with the parameters of a uniform model of *d_model*
-    (arXiv 2606.18246).
-
-    A layer of width w has K = 16 w² parameters (attention 4, SwiGLU of 4 w); less those that cannot matter,
-    because the embeddings keep d_model: q, k and v of the first layer read nothing beyond it, and of what the
-    last FFN writes there nothing is read, 3 and 4 times w (w - d_model).
-    """
+    (arXiv 2606.18246)."""
 
     def parameters(scale: float) -> float:
-        first, last = profile[0] * scale, profile[-1] * scale
-        lost = 3 * first * max(0, first - d_model) + 4 * last * max(0, last - d_model)
-        return 16 * squares * scale**2 - lost
+        return block_parameters([scale * part for part in profile], d_model)
 
-    squares = sum(part**2 for part in profile)
     highest = 4 * d_model * len(profile) / min(profile)
     scale = _bisect(parameters, 16 * len(profile) * d_model**2, 0.0, highest)
     return [scale * part for part in profile]
+
+
+def block_parameters(widths: Sequence[float], d_model: int) -> float:
+    """A layer of width w has 16 w² parameters (attention 4, SwiGLU of 4 w); less those that cannot matter,
+    because the embeddings keep d_model: q, k and v of the first layer read nothing beyond it, and of what the
+    last FFN writes there nothing is read, 3 and 4 times w (w - d_model)."""
+    first, last = widths[0], widths[-1]
+    lost = 3 * first * max(0, first - d_model) + 4 * last * max(0, last - d_model)
+    return 16 * sum(width**2 for width in widths) - lost
 
 
 def variable_widths(
@@ -213,9 +242,7 @@ def variable_widths(
     d_1 = d_L = D, falling by a constant factor to depth × d_model at layer turn × L, then growing by another;
     D follows from the budget of block_widths.
     """
-    narrowest = round(turn * layers)
-    if not 1 < narrowest < layers:
-        raise UserError(f"block_width: a turn of {turn:g} is not within {layers} layers; give one between")
+    narrowest = _turn(layers, turn, depth)
 
     def find_widths(factor: float) -> list[float]:
         return block_widths(_cross(layers, narrowest, factor), d_model)
@@ -229,66 +256,68 @@ def _round(widths: Sequence[float], multiple: int) -> list[int]:
     return [max(multiple, multiple * math.floor(width / multiple + 0.5)) for width in widths]
 
 
-def parse_allocation(text: str, field: str, multiple: int = MULTIPLE, blocks: bool = False) -> Allocation:
+def parse_allocation(text: str, multiple: int = MULTIPLE, blocks: bool = False) -> Allocation:
     """Read ``tapered(2048, start=1.5, multiple=16)`` or ``permuted(tapered(2048), seed=1)``.
 
     Args:
-        field: whose schedule it is, for messages.
         multiple: of the widths, where the text gives none.
         blocks: see Allocation.
 
     Raises:
-        UserError: it is nothing of that kind; the message has what would be valid.
+        UserError: it is nothing of that kind; the message says what would be valid, not which field it is.
     """
-    where = f"{field}: {quote(text)}"
     try:
         call = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _not_valid(where, "it is no NAME(MEAN)") from None
+        raise _not_valid("it is no NAME(MEAN)") from None
     seed = None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "permuted":
-        given = _keywords(where, call, {"seed": int})
+        given = _keywords(call, {"seed": int})
         seed = int(given.get("seed", 0))
         if len(call.args) != 1:
-            raise _not_valid(where, "permuted takes one allocation")
+            raise _not_valid("permuted takes one allocation")
         call = call.args[0]
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-        raise _not_valid(where, "it is no NAME(MEAN)")
+        raise _not_valid("it is no NAME(MEAN)")
     name = call.func.id
     if name not in PROFILES:
         raise UserError(
-            f"{where}: {quote(name)} is unknown; give one of {', '.join(PROFILES)}, or permuted of one"
+            f"{quote(name)} is unknown; give one of {', '.join(PROFILES)}, or permuted of one"
             f"{suggest(name, PROFILES)}"
         )
     code = PROFILES[name].__code__
     own: dict[str, type] = dict.fromkeys(code.co_varnames[1 : code.co_argcount], float)
-    given = _keywords(where, call, {"layers": int, "multiple": int} | own)
+    given = _keywords(call, {"layers": int, "multiple": int} | own)
     mean = [node.value for node in call.args if isinstance(node, ast.Constant) and type(node.value) is int]
     if len(mean) != 1 or len(call.args) != 1 or not 0 < mean[0] <= LARGEST_SIZE:
-        raise _not_valid(where, "the mean of the layers comes first, a whole number from 1")
+        raise _not_valid("the mean of the layers comes first, a whole number from 1")
     layers, multiple = given.pop("layers", None), given.pop("multiple", multiple)
-    return Allocation(text.strip(), field, name, mean[0], multiple, layers, given, seed, blocks)
+    if mean[0] < multiple:
+        raise UserError(
+            f"its mean is below the multiple of the widths, {multiple}; give multiple={mean[0]} or less"
+        )
+    return Allocation(text.strip(), name, mean[0], multiple, layers, given, seed, blocks)
 
 
-def _keywords(where: str, call: ast.Call, types: dict[str, type]) -> dict[str, Any]:
+def _keywords(call: ast.Call, types: dict[str, type]) -> dict[str, Any]:
     """The named parameters of a call, each of its type."""
     found: dict[str, Any] = {}
     for keyword in call.keywords:
         name, node = str(keyword.arg), keyword.value
         if name not in types:
             known = f"give {', '.join(types)}" if types else "it has no parameters"
-            raise _not_valid(where, f"{name} is unknown; {known}{suggest(name, types)}")
+            raise _not_valid(f"{name} is unknown; {known}{suggest(name, types)}")
         value: Any = node.value if isinstance(node, ast.Constant) else None
         admitted = (int,) if types[name] is int else (int, float)
         least = 0 if name == "seed" else 1 if types[name] is int else 1e-6
         if type(value) not in admitted or not least <= value <= LARGEST_SIZE:
-            raise _not_valid(where, f"{name} is not a {'whole ' * (least in (0, 1))}number from {least:g}")
+            raise _not_valid(f"{name} is not a {'whole ' * (least in (0, 1))}number from {least:g}")
         found[name] = value
     return found
 
 
-def _not_valid(where: str, problem: str) -> UserError:
+def _not_valid(problem: str) -> UserError:
     return UserError(
-        f"{where}: {problem}; write NAME(MEAN), such as tapered(2048, multiple=64), NAME being one of "
+        f"{problem}; write NAME(MEAN), such as tapered(2048, multiple=64), NAME being one of "
         f"{', '.join(PROFILES)}"
     )

@@ -12,6 +12,7 @@ from pydantic import Field
 from model.allocations import Allocation
 from model.checks import check_model
 from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict, to_dict
+from model.errors import naming
 from model.heads import draw_heads, format_heads
 from model.schedules import (
     LARGEST_SIZE,
@@ -89,7 +90,7 @@ class ModelConfig:
     positions: Positions = "rope"
     """rope rotates q and k (RoFormer, arXiv 2104.09864); learned adds an embedding of the position."""
     rope_base: Bases = 10000.0
-    """Base of the rotary wavelengths, of all layers or of each; null leaves a layer without positions (NoPE).
+    """Base of the rotary wavelengths, of all layers or of each; null is no positions (NoPE).
     Unused with learned positions. Not given by the Prism paper."""
     rotary_share: Shares = 1.0
     """Which share of a head's dims is rotated, from the first on, of all layers or of each (partial rotary:
@@ -135,11 +136,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("ffn_width", "block_width"):
             if isinstance(allocation := getattr(self, name), Allocation):
-                object.__setattr__(self, name, allocation.widths(self.num_layers))
+                with naming(name, allocation.text):
+                    object.__setattr__(self, name, allocation.widths(self.num_layers))
         check_model(self)
         for name in ("ffn_width", "block_width", "rope_base", "rotary_share"):
             value = getattr(self, name)
-            if isinstance(value, tuple) and len(set(value)) == 1 and value[0] is not None:
+            if isinstance(value, tuple) and len(set(value)) == 1:
                 object.__setattr__(self, name, value[0])  # one form of one meaning
         if self.block_width == self.d_model:
             object.__setattr__(self, "block_width", None)
@@ -332,7 +334,7 @@ class ModelConfig:
     # ------------------------------------------------------------------ other forms
 
     def summary(self) -> str:
-        """A one-line summary: parameters, layers, heads, whatever else differs between layers, widths."""
+        """A one-line summary: parameters, layers, heads, gates, what else differs between layers, widths."""
         parts = [f"{self.num_parameters():,} parameters", f"{self.num_layers} layers"]
         parts.append(f"heads {format_heads(self.heads)} {draw_heads(self.heads)}")
         if self.classes is not None:
@@ -348,6 +350,11 @@ class ModelConfig:
         if any(self.local_window or ()):
             windows = ",".join(str(window or "all") for window in self.local_window or ())
             parts.append(f"attention windows {windows}")
+        for name, text in (("rope_base", "rotary base"), ("rotary_share", "rotary share")):
+            if isinstance(value := getattr(self, name), tuple):
+                parts.append(f"{text} {format_heads(value)}")
+        if self.attention_gate != "none":
+            parts.append(f"attention gate {self.attention_gate}")
         return f"{', '.join(parts)}, d_model {self.d_model}, context {self.context_length}"
 
     def to_json(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 LONGEST_LINE = 2000
@@ -24,6 +25,15 @@ class UserError(ValueError):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in a notebook in place of a traceback."""
         return [f"error: {self}"]
+
+
+@contextmanager
+def naming(field: str, value: Any) -> Iterator[None]:
+    """Add the field and its value to a UserError that does not have them."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{field}: {quote(value)} is not valid; {error}") from None
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:

@@ -6,74 +6,90 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from model.allocations import MOST_LAYERS, parse_allocation
-from model.errors import UserError, quote
+from model.errors import UserError, naming, quote
 
 HeadSchedule = tuple[int, ...]
 
 BARS = "▁▂▃▄▅▆▇█"
-_TERM = re.compile(r"\s*(null|0|[1-9]\d{0,9})\s*(?:x\s*([1-9]\d{0,9})\s*)?", re.ASCII)
+_NUMBERS = {int: r"0|[1-9]\d{0,9}", float: r"(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][-+]?\d{1,3})?"}
+_TERMS = {
+    kind: re.compile(rf"\s*(null|{number})\s*(?:x\s*([1-9]\d{{0,9}})\s*)?", re.ASCII)
+    for kind, number in _NUMBERS.items()
+}
+Number = TypeVar("Number", int, float)
 
 
-def parse_heads(text: str) -> HeadSchedule:
-    """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads).
+def parse_heads(text: str, layers: int | None = None) -> HeadSchedule:
+    """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads), or an
+    allocation such as tapered(8), which has *layers* layers where it does not give them.
 
     ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms, and brackets around them all, are ignored.
     Raises UserError for anything else: an empty term, a non-number, a number below 0, more than MOST_LAYERS
     layers.
     """
-    schedule = parse_schedule(text, "heads")
-    if None in schedule:
-        raise _count_error("heads", "null", text)
+    with naming("heads", text):
+        if "(" in text:
+            return parse_allocation(text, multiple=1).widths(layers)
+        schedule = parse_schedule(text)
+        if None in schedule:
+            raise _wrong_term("null", int)
     return tuple(heads for heads in schedule if heads is not None)
 
 
-def parse_schedule(text: str, name: str) -> tuple[int | None, ...]:
-    """Read a schedule of integers as ``parse_heads`` does. ``null`` stands for a layer without a value. An
-    allocation that gives the number of layers, such as tapered(8, layers=12), is also accepted.
+def parse_schedule(text: str, number: type[Number] = int) -> tuple[Number | None, ...]:
+    """Read a schedule of numbers as ``parse_heads`` does. ``null`` stands for a layer without a value. An
+    allocation that gives the number of layers, such as tapered(8, layers=12), is also accepted for integers.
 
-    Args:
-        name: of the field, which begins the messages.
+    Raises:
+        UserError: as parse_heads; the message does not name the field.
     """
-    if "(" in text:
-        return parse_allocation(text, name, multiple=1).widths()
-    schedule: list[int | None] = []
+    if "(" in text and number is int:
+        return parse_allocation(text, multiple=1).widths()
+    schedule: list[Number | None] = []
     stripped = text.strip()
     terms = stripped[1:-1] if stripped[:1] + stripped[-1:] == "[]" else text
     for term in terms.split(","):
-        found = _TERM.fullmatch(term)
+        found = _TERMS[number].fullmatch(term)
         if not found:
-            raise _count_error(name, term.strip(), text)
+            raise _wrong_term(term.strip(), number)
         layers = int(found[2] or 1)
         if len(schedule) + layers > MOST_LAYERS:
-            raise UserError(f"{name}: {quote(text)} has more than {MOST_LAYERS:,} layers; give at most that")
-        schedule += [None if found[1] == "null" else int(found[1])] * layers
+            raise UserError(f"more than {MOST_LAYERS:,} layers; give at most that")
+        schedule += [None if found[1] == "null" else number(found[1])] * layers
     return tuple(schedule)
 
 
-def _count_error(name: str, term: str, text: str) -> UserError:
-    wrong = "not a head count; write h or hxN" if name == "heads" else "not valid; give n or nxN"
-    return UserError(
-        f"{name}: {quote(term)} in {quote(text)} is {wrong} with whole numbers, for example 3x2,6x2,8x2,12x6"
-    )
+def _wrong_term(term: str, number: type[int] | type[float]) -> UserError:
+    kind, example = ("whole numbers", "3x2,6x2,8x2,12x6") if number is int else ("numbers", "0.5,1,0.25x2")
+    return UserError(f"give n or nxN with {kind}, for example {example}; {quote(term)} is neither")
 
 
 def normalize_heads(value: Any) -> Any:
     """A head schedule, given as text or as a list of head counts, in its shortest text: ``"2,4,8x2"``. What
-    is neither stays as it is."""
+    is neither stays as it is, and so does an allocation that does not give the number of layers."""
     if type(value) is int:
         value = str(value)
     elif isinstance(value, list | tuple):
         value = ",".join(map(str, value))
-    return format_heads(parse_heads(value)) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    with naming("heads", value):
+        if "(" in value and (allocation := parse_allocation(value, multiple=1)).layers is None:
+            return allocation.text
+    return format_heads(parse_heads(value))
 
 
-def format_heads(heads: Iterable[int]) -> str:
-    """Write a schedule run-length encoded (a run of one is bare): ``parse_heads(format_heads(s)) == s``."""
-    runs = [(count, len(list(run))) for count, run in groupby(heads)]
-    return ",".join(f"{count}x{length}" if length > 1 else f"{count}" for count, length in runs)
+def format_heads(heads: Iterable[float | None]) -> str:
+    """Write a schedule run-length encoded (a run of one is bare): ``parse_heads(format_heads(s)) == s``.
+    Other schedules are written alike, with ``null`` for None."""
+    texts = [
+        "null" if count is None else f"{count:.6g}" if type(count) is float else str(count) for count in heads
+    ]
+    runs = [(text, len(list(run))) for text, run in groupby(texts)]
+    return ",".join(f"{text}x{length}" if length > 1 else text for text, length in runs)
 
 
 def draw_heads(heads: Sequence[int]) -> str:

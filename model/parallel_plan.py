@@ -6,8 +6,10 @@ Models and sizes that do not fit are rejected here, before anything is allocated
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
+from model.allocations import MULTIPLE
 from model.config import ModelConfig
 from model.errors import UserError, describe_nearest, divisors
 
@@ -92,10 +94,18 @@ def check_tensor_parallel(
     for name, width in widths:
         if width % tensor_parallel:
             common_divisor = math.gcd(*(width for _, width in widths))
+            multiple = _allocation_multiple(config.ffn_widths, tensor_parallel)
+            allocated = f"; an allocation by name takes multiple={multiple}" if "ffn_width (" in name else ""
             raise UserError(
                 f"tensor_parallel: {tensor_parallel} does not divide {name} {width}; nearest valid: "
-                f"{describe_nearest(tensor_parallel, divisors(common_divisor))}"
+                f"{describe_nearest(tensor_parallel, divisors(common_divisor))}{allocated}"
             )
+
+
+def _allocation_multiple(widths: Sequence[int], tensor_parallel: int) -> int:
+    """The largest multiple of t up to the default of allocations, or t, that keeps the sum of the widths."""
+    multiples = range(tensor_parallel, max(MULTIPLE, tensor_parallel) + 1, tensor_parallel)
+    return max((multiple for multiple in multiples if sum(widths) % multiple == 0), default=tensor_parallel)
 
 
 def split_multiple(config: ModelConfig, tensor_parallel: int, context_parallel: int = 1) -> int:

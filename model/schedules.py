@@ -5,22 +5,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from model.allocations import LARGEST_SIZE, MOST_LAYERS, parse_allocation
-from model.declared import STRICT, PositiveFloat, declared
+from model.declared import STRICT, PositiveFloat, declared, describe_valid
 from model.errors import UserError, quote
 from model.heads import parse_schedule
 
-One = TypeVar("One", int, float)
+One = TypeVar("One", bound=float | None)
 Each = TypeVar("Each")
 
 
@@ -29,81 +21,89 @@ def at_layer(value: One | tuple[Each, ...], layer: int) -> One | Each:
     return value[layer] if isinstance(value, tuple) else value
 
 
-def _to_tuple(value: Any, info: ValidationInfo) -> Any:
-    """A schedule as its field keeps it: JSON has lists, and users may write 3x2,6x2."""
-    if isinstance(value, str):
-        return parse_schedule(value, info.field_name or "schedule")
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _one_or_each(one: Any, each: Any, valid: str, allocations: bool = False) -> PlainValidator:
-    """A validator: a value of type *one* for all layers, or one of type *each* per layer, as a list or text.
+def _schedule(
+    number: type[int] | type[float], each: Any, valid: str, one: bool = False, blocks: bool | None = None
+) -> PlainValidator:
+    """A validator: a value of type *each* per layer, as a list or text. Its errors do not name the field:
+    ``explain_error`` does.
 
     Args:
+        number: what text is read as.
         valid: what is valid, in words.
-        allocations: whether it may be an allocation by name, whose values follow when the number of layers
-            is known.
+        one: whether one value may be given for all layers; text of one value then is one.
+        blocks: where an allocation by name may be given, whose values follow when the number of layers is
+            known: whether it is one of block widths.
     """
     several = Annotated[tuple[each, ...], Field(min_length=1, max_length=MOST_LAYERS)]
-    of_all, of_each = (TypeAdapter(kind, config=STRICT) for kind in (one, several))
+    of_each, of_all = (TypeAdapter(kind, config=STRICT) for kind in (several, each))
 
-    def convert(value: Any, info: ValidationInfo) -> Any:
-        given, field = value, info.field_name or "schedule"
-        if isinstance(value, str):
-            if allocations and "(" in value:
-                return parse_allocation(value, field, blocks=field == "block_width")
-            given = parse_schedule(value, field)
-            if len(given) == 1 and given[0] is not None:
-                given = given[0]
+    def convert(value: Any) -> Any:
+        given = value
         try:
+            if isinstance(value, str):
+                if blocks is not None and "(" in value:
+                    return parse_allocation(value, blocks=blocks)
+                given = parse_schedule(value, number)
+                given = given[0] if one and len(given) == 1 else given
             if isinstance(given, list | tuple):
                 return of_each.validate_python(tuple(given))
-            return of_all.validate_python(given)
-        except ValidationError:
-            raise UserError(f"{field}: {quote(value)} is not valid; give {valid}") from None
+            if one:
+                return of_all.validate_python(given)
+        except UserError as error:  # a ValueError, so that the field's name is added
+            raise ValueError(str(error)) from None
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            if isinstance(given, list | tuple):
+                where = "".join(
+                    f" in layer {layer}, which has {quote(first['input'])}" for layer in first["loc"]
+                )
+                raise ValueError(f"{describe_valid(first)}{where}") from None
+        raise ValueError(f"give {valid}")
 
     # What may be written is not what is kept; the JSON schema has the former.
-    return PlainValidator(convert, json_schema_input_type=one | list[each] | str)
+    written: Any = list[each] | str
+    return PlainValidator(convert, json_schema_input_type=each | written if one else written)
 
 
 AS_LIST = PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value)
-Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
 Base = Annotated[float, Field(gt=0, le=1e12)]
 Share = Annotated[float, Field(gt=0, le=1)]
 WIDTHS = "or one per layer, such as 1024x4,768x8, or an allocation, such as tapered(1024)"
 Bases = Annotated[
-    float | tuple[float | None, ...],
-    _one_or_each(
-        Base, Base | None, "a number above 0 and up to 1e+12, or one per layer, null where a layer has none"
+    float | tuple[float | None, ...] | None,
+    _schedule(
+        *(float, Base | None, "a number above 0 and up to 1e+12, or one per layer, null for no positions"),
+        one=True,
     ),
     AS_LIST,
 ]
 Shares = Annotated[
     float | tuple[float, ...],
-    _one_or_each(Share, Share, "a number above 0 and up to 1, or one per layer"),
+    _schedule(float, Share, "a number above 0 and up to 1, or one per layer", one=True),
     AS_LIST,
 ]
 FeedForwardWidths = Annotated[
     int | tuple[int, ...],
-    _one_or_each(Count, Count, f"a whole number from 0, {WIDTHS}", allocations=True),
+    _schedule(int, Count, f"a whole number from 0, {WIDTHS}", one=True, blocks=False),
     AS_LIST,
 ]
 """One width for all layers, or one per layer."""
 BlockWidths = Annotated[
     int | tuple[int, ...],
-    _one_or_each(Size, Size, f"a whole number from 1, {WIDTHS}", allocations=True),
+    _schedule(int, Size, f"a whole number from 1, {WIDTHS}", one=True, blocks=True),
     AS_LIST,
 ]
 """As FeedForwardWidths; every layer has some."""
 Schedule = Annotated[
-    tuple[Count, ...],
-    BeforeValidator(_to_tuple, json_schema_input_type=list[Count] | str),
-    Field(min_length=1, max_length=MOST_LAYERS),
+    tuple[int, ...], _schedule(int, Count, "a whole number from 0 per layer, such as 2,4,8x2"), AS_LIST
 ]
 """One value per layer; 0 where the layer has no such part."""
 Windows = Annotated[
-    tuple[Size | None, ...], BeforeValidator(_to_tuple, json_schema_input_type=list[Size | None] | str)
+    tuple[int | None, ...],
+    _schedule(int, Size | None, "a whole number from 1 per layer, or null, such as 128x3,null"),
+    AS_LIST,
 ]
 SCHEDULES = (
     "heads",

@@ -19,8 +19,8 @@ from typing import Any
 
 from model.allocations import MOST_LAYERS, MULTIPLE, PROFILES, parse_allocation
 from model.config import ModelConfig
-from model.errors import UserError
-from model.heads import draw_heads, format_heads
+from model.errors import UserError, naming
+from model.heads import draw_heads, format_heads, parse_heads
 from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser
 from pretrain.config.model_file import load_named_model
@@ -86,7 +86,10 @@ def _load_model(options: argparse.Namespace, *changed: str) -> ModelConfig:
     """The model of ``--model``, with the fields in place that are given as flags."""
     changes = {name: getattr(options, name) for name in changed}
     given = {name: value for name, value in changes.items() if value is not None}
-    return load_named_model(options.model).replace(**given)
+    model = load_named_model(options.model)
+    if "heads" in given:
+        given["heads"] = parse_heads(given["heads"], model.num_layers)
+    return model.replace(**given)
 
 
 def run_exchange(arguments: list[str]) -> None:
@@ -139,15 +142,24 @@ def run_allocations(arguments: list[str]) -> None:
         if not 0 < getattr(options, name) <= MOST_LAYERS * MULTIPLE:
             raise UserError(f"{name}: {getattr(options, name)} is not valid; give a positive number")
     texts = options.allocation or [f"{name}({options.mean})" for name in PROFILES]
-    found = [parse_allocation(text, "allocation", options.multiple) for text in texts]
-    widths = {made.text: made.widths(made.layers or options.layers) for made in found}
+    found, widths, missing = [], {}, []
+    for text in texts:
+        try:
+            with naming("allocation", text):
+                made = parse_allocation(text, options.multiple)
+                widths[made.text] = made.widths(made.layers or options.layers)
+                found.append(made)
+        except UserError as error:
+            missing.append(str(error))
+    if missing and (options.allocation or not found):
+        raise UserError(missing[0])
     rows = [["allocation", "by layer", "widths", "sum", "less uniform"]]
     for made in found:
         given = widths[made.text]
         difference = sum(given) - len(given) * made.mean
         drawn = (draw_heads(given), format_heads(given))
         rows.append([made.text, *drawn, f"{sum(given):,}", f"{difference:+,}" if difference else "equal"])
-    print("\n".join(align_columns(rows, left={0, 1, 2})))
+    print("\n".join([*align_columns(rows, left={0, 1, 2}), *missing]))
     if options.plot:
         columns = min(4, len(found))
         lines = -(-len(found) // columns)
@@ -173,17 +185,27 @@ def run_allocations(arguments: list[str]) -> None:
 def preset_table(names: Sequence[str]) -> str:
     """An aligned text table of presets: sizes, schedule, exact parameters, training FLOPs per token."""
     rows = [
-        ["name", "layers", "d_model", "heads", "by layer", "head dims", "parameters", "padded", "FLOPs/token"]
+        [
+            *("name", "layers", "d_model", "heads", "by layer", "head dims", "FFN", "blocks"),
+            *("parameters", "padded", "FLOPs/token"),
+        ]
     ]
     for name in names:
         config = preset(name)
         dims = [config.layer_head_dim(layer) for layer in range(config.num_layers)]
-        head_dims = format_heads(dims) if len(set(dims)) <= 6 else f"{min(dims)} to {max(dims)}"
         drawn = (format_heads(config.heads), draw_heads(config.heads))
-        shape = (str(config.num_layers), str(config.d_model), *drawn, head_dims)
+        widths = map(_short, (dims, config.ffn_widths, config.block_widths))
+        shape = (str(config.num_layers), str(config.d_model), *drawn, *widths)
         counts = (config.num_parameters(), config.num_parameters(padded=True), config.flops_per_token())
         rows.append([name, *shape, *(f"{count:,}" for count in counts)])
-    return "\n".join(align_columns(rows, left={0, 3, 4, 5}))
+    return "\n".join(align_columns(rows, left={0, 3, 4, 5, 6, 7}))
+
+
+def _short(widths: Sequence[int]) -> str:
+    """One width for all layers, a schedule of a few widths, or the range of many."""
+    if len(kinds := set(widths)) == 1:
+        return str(widths[0])
+    return format_heads(widths) if len(kinds) <= 6 else f"{min(kinds)} to {max(kinds)}"
 
 
 def plan_table(found: ParallelPlan) -> str:
@@ -252,24 +274,32 @@ def context_table(config: ModelConfig, context_parallel: int, dtype: str) -> str
 
 
 def draw_preset(name: str, path: str) -> None:
-    """Draw the preset's heads (bars), head dim (line) and FFN width (bars) per layer; the suffix of *path* is
-    the format.
+    """Draw the preset's heads (bars), head dim (line), FFN width and, where it differs from d_model, block
+    width (bars) per layer; the suffix of *path* is the format.
 
     Raises UserError if the file cannot be written.
     """
     config = preset(name)
     layers = range(config.num_layers)
-    with save_figure(Path(path), "--plot", 2, size=(8, 6), dpi=150) as (figure, (heads_axis, ffn_axis)):
+    parts = [("FFN width", "tab:green", config.ffn_widths)]
+    if config.block_width is not None:
+        parts.append(("block width", "tab:purple", config.block_widths))
+    with save_figure(Path(path), "--plot", 1 + len(parts), size=(8, 3 + 3 * len(parts)), dpi=150) as (
+        figure,
+        (heads_axis, *axes),
+    ):
         heads_axis.bar(layers, config.heads, color="tab:blue", label="heads")
-        heads_axis.set(xlabel="layer", ylabel="heads", title=f"{name}: {format_heads(config.heads)}")
-        heads_axis.set_xticks(layers)
+        heads_axis.set(ylabel="heads", title=f"{name}: {format_heads(config.heads)}")
         head_dim_axis = heads_axis.twinx()
         head_dims = [config.layer_head_dim(layer) for layer in layers]
         head_dim_axis.plot(layers, head_dims, color="tab:orange", marker="o", label="head dim")
         head_dim_axis.set(ylabel="head dim", ylim=(0, None))
-        ffn_axis.bar(layers, config.ffn_widths, color="tab:green", label="FFN width")
-        ffn_axis.set(xlabel="layer", ylabel="FFN width")
-        ffn_axis.set_xticks(layers)
+        for axis, (part, color, widths) in zip(axes, parts, strict=True):
+            axis.bar(layers, widths, color=color, label=part)
+            axis.set(ylabel=part)
+        for axis in (heads_axis, *axes):
+            axis.set(xlabel="layer")
+            axis.set_xticks(layers)
         # Above the axes: inside, a legend would cover bars for one schedule or another.
         figure.legend(loc="outside lower center", ncols=2)
 

@@ -73,6 +73,7 @@ def describe_opening(
             f"fused: {_describe_fused(session)}{why(decisions.fused)}",
         ),
         ("model", f"{run.model}: {model.summary()}"),
+        *(("budget", line) for line in run.describe_budgets(model)),
         *(("data", line) for line in session.sequences.describe().splitlines()),
         *(
             [("data", "documents are separate: attention and positions start again in each")]

@@ -45,7 +45,7 @@ def test_settings_have_types_and_defaults_as_yaml_writes_them(settings):
     assert shown("maturity.settled") == [":type: number in (0, 1]", ":default: `0.5`"]
     assert shown("heads") == [":type: string, or list of integers ≥ 0, or `null`", ":default: `null`"]
     assert shown("architecture.rope_base") == [
-        ":type: number > 0, or list of numbers > 0 or `null`, or string",
+        ":type: number > 0, or list of numbers > 0 or `null`, or string, or `null`",
         ":default: `10000.0`",
     ]
     assert shown("lr_rules[].layers") == [":type: list of integers or strings", ":default: `[all]`"]

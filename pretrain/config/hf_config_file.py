@@ -365,6 +365,8 @@ def _build_model(given: Any, chosen: Format) -> ModelConfig:
     for ours, names in SETTINGS.items():
         if (theirs := names[chosen]) is not None:
             value = getattr(given, theirs)
+            if theirs == "rope_theta" and value is None:  # transformers would take its own default
+                raise UserError("rope_theta: null is not valid; give a number")
             values[ours] = to_dict(VALUES[ours, chosen][value] if (ours, chosen) in VALUES else value)
     if chosen == "gpt2":
         values["ffn_width"] = values["ffn_width"] or 4 * given.n_embd

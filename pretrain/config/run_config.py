@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from model.allocations import parse_allocation
+from model.allocations import MULTIPLE, Allocation, parse_allocation
 from model.config import ModelConfig
 from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared, from_dict, to_dict
 from model.errors import UserError, quote
-from model.heads import HeadSchedule, normalize_heads, parse_heads, parse_schedule
-from model.schedules import SCHEDULES, Size
+from model.heads import HeadSchedule, normalize_heads, parse_heads
+from model.schedules import Size
 from pretrain.config.growth import GrowthConfig
 from pretrain.config.lr_rules import LearningRateRule, parse_rules
 from pretrain.config.model_file import check_names, load_model
@@ -62,12 +62,8 @@ def _normalize_architecture(values: dict[str, Any]) -> dict[str, Any]:
         raise UserError("architecture.heads: this is the setting heads; give heads")
     checked = {}
     for name, value in values.items():
-        if name in ("ffn_width", "block_width") and isinstance(value, str) and "(" in value:
-            checked[name] = parse_allocation(value, f"architecture.{name}").text  # of any number of layers
-            continue
-        if name in SCHEDULES and isinstance(value, str):
-            value = parse_schedule(value, f"architecture.{name}")
-        checked[name] = to_dict(from_dict(_ARCHITECTURE[name], value, section=f"architecture.{name}"))
+        found = from_dict(_ARCHITECTURE[name], value, section=f"architecture.{name}")
+        checked[name] = found.text if isinstance(found, Allocation) else to_dict(found)
     return checked
 
 
@@ -334,6 +330,22 @@ class RunConfig:
             values["vocab_size"] = vocab_size
         return ModelConfig.from_json(values | from_data)
 
+    def describe_budgets(self, model: ModelConfig) -> list[str]:
+        """A line for every allocation whose widths are not the uniform model's in sum, for want of a smaller
+        multiple."""
+        lines = []
+        given = {"heads": self.heads, **self.architecture}
+        for name, blocks in (("heads", None), ("ffn_width", False), ("block_width", True)):
+            if isinstance(text := given.get(name), str) and "(" in text:
+                allocation = parse_allocation(text, 1 if blocks is None else MULTIPLE, blocks=bool(blocks))
+                widths = allocation.widths(model.num_layers)
+                if excess := allocation.describe_excess(widths):
+                    lines.append(
+                        f"the {len(widths)} layers' {name} {excess}: {text} is rounded to multiples of "
+                        f"{allocation.multiple}"
+                    )
+        return lines
+
     def _base_model(self) -> ModelConfig:
         """What ``model`` names. A run that has begun with the model of ``init_from`` keeps it in its folder:
         it does not need the source any more."""
@@ -346,7 +358,7 @@ class RunConfig:
         have."""
         if self.heads is None and len(set(base.heads)) == 1:
             return base.heads[:1] * layers
-        heads = base.heads if self.heads is None else parse_heads(self.heads)
+        heads = base.heads if self.heads is None else parse_heads(self.heads, layers)
         if len(heads) == layers:
             return heads
         if self.heads is None:

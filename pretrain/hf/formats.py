@@ -264,7 +264,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             **settings | {"n_ctx": model.context_length},
         )
     if chosen in LLAMA_LIKE:
-        settings["rope_theta"] = next((base for base in _bases(model) if base), model.rope_base)
+        settings["rope_theta"] = next(filter(None, _bases(model)), 10000.0)
     windows = [model.layer_window(layer) for layer in layers]
     usual = mode(window for window in windows[::-1] if window) if any(windows) else None
     kinds = [_SLIDING if window else "full_attention" for window in windows]
@@ -307,6 +307,8 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
         settings["per_layer_config"] = {
             layer: {name: values[layer] for name, values in schedules.items()} for layer in layers
         }
+    if settings["rope_theta"] is None:  # transformers would take its own default
+        settings["rope_theta"] = [None] * model.num_layers
     config = HeadScheduleConfig(
         num_hidden_layers=model.num_layers,
         layer_types=kinds,

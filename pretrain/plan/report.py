@@ -33,6 +33,7 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         f"heads {format_heads(model.heads)}, FFN width {format_heads(model.ffn_widths)}, {blocks}d_model "
         f"{model.d_model}, context {model.context_length}, "
         f"vocabulary {model.vocab_size:,}",
+        *(f"budget   {line}" for line in run.describe_budgets(model)),
         f"ranks    {machine.ranks} = {machine.nodes} x {machine.gpus_per_node} GPUs ({gpu}); "
         f"{run.tensor_parallel} tensor-parallel x "
         + (f"{run.context_parallel} context-parallel x " if run.context_parallel > 1 else "")

@@ -145,10 +145,11 @@ def parse_fraction(text: str) -> Fraction | None:
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is five times as fast
 QUOTE_COMMAS = '; a text with commas needs quotes inside braces, as in {heads: "2,4,8,8"}'
 
-# The core schema of YAML 1.2 (10.3.2): no octal 010, no sexagesimal 1:30, no yes and no, no dates.
+# The core schema of YAML 1.2 (10.3.2): no octal 010, no sexagesimal 1:30, no yes and no, no dates. Without
+# its hexadecimal numbers: 0x12 is a schedule, twelve layers of 0.
 _CORE_SCHEMA = {
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+", "-+0123456789"),
     "float": (
         r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
         "-+.0123456789",
@@ -179,8 +180,7 @@ class _Loader(_SafeLoader):
     def construct_integer(self, node: Any) -> int:
         """Construct an integer: 010 is ten, 0o10 is eight."""
         text = self.construct_scalar(node)
-        base = {"0x": 16, "0o": 8}.get(text[:2], 10)
-        return int(text, base)
+        return int(text, 8 if text.startswith("0o") else 10)
 
 
 class _Dumper(yaml.SafeDumper):

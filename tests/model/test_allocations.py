@@ -1,6 +1,7 @@
 """Allocations of a width over depth: the papers' shapes, their budget, and what is no allocation."""
 
 import math
+import re
 
 import pytest
 
@@ -11,7 +12,7 @@ from model.presets import preset
 
 
 def widths(text, layers):
-    return parse_allocation(text, "ffn_width").widths(layers)
+    return parse_allocation(text).widths(layers)
 
 
 def test_tapered_is_the_papers_cosine():
@@ -64,7 +65,23 @@ def test_block_widths_keep_the_parameters_of_the_uniform_model():
             uniform.replace(block_width=text)
 
 
-@pytest.mark.parametrize("size", ["124m", "354m", "757m", "micro", "tiny"])
+SIZES = ["124m", "354m", "757m", "micro", "tiny"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_shape_of_heads_keeps_the_budget(name, size):
+    """Of head dims that are the same in every layer: heads then have equally many parameters."""
+    uniform = preset(f"uniform-{size}")
+    count, layers = uniform.heads[0], uniform.num_layers
+    given = {"head_dim": [uniform.layer_head_dim(0)] * layers}
+    model = uniform.replace(heads=f"{name}({count}, layers={layers})", **given)
+    assert sum(model.heads) == count * layers and (name == "uniform" or len(set(model.heads)) > 1)
+    absent = uniform.d_model * model.heads.count(0)  # of the norms
+    assert uniform.num_parameters() - model.num_parameters() == absent
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_shape_keeps_the_budget(name, size):
     """At the papers' scales with the default multiple, at the small ones with 16."""
@@ -117,7 +134,12 @@ WRONG = {
     "tapered(64, layers=3)": "layers=3, and the model has 12",
     "permuted(3)": "it is no NAME(MEAN)",
     "permuted(tapered(64), seed=1.5)": "seed is not a whole number from 0",
-    "ends(64, share=1)": "leaves none of 12 layers",
+    "tapered(32)": "its mean is below the multiple of the widths, 64; give multiple=32 or less",
+    "ends(64, share=1)": "share: 1 is not valid for 12 layers; give a number from 0.084 to 0.916",
+    "middle(64, share=5)": "share: 5 is not valid for 12 layers; give a number from 0.084 to 0.916",
+    "waist(64, turn=3)": "turn: 3 is not valid for 12 layers; give a number from 0.167 to 0.916",
+    "waist(64, turn=0.1)": "turn: 0.1 is not valid for 12 layers; give a number from 0.167 to 0.916",
+    "waist(64, depth=3)": "depth: 3 is not valid; give a number below 1",
     "__import__('os').getcwd()": "it is no NAME(MEAN)",
     "tapered(*[64])": "the mean of the layers comes first",
     "(" * 5000: "it is no NAME(MEAN)",
@@ -130,5 +152,26 @@ def test_what_is_no_allocation_is_refused_in_one_line(text):
         preset("uniform-124m").replace(ffn_width=text)
     said = str(caught.value)
     assert said.startswith("ffn_width: ") and WRONG[text] in said and "\n" not in said
-    with pytest.raises(UserError, match="heads: 'tapered\\(8\\)': how many layers"):
+    with pytest.raises(UserError, match="heads: 'tapered\\(8\\)' is not valid; how many layers"):
         preset("uniform-124m").replace(heads="tapered(8)")
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 12, 16, 40])
+@pytest.mark.parametrize(("shape", "name"), [("middle", "share"), ("ends", "share"), ("waist", "turn")])
+def test_the_range_that_a_message_gives_is_that_of_the_shape(layers, shape, name):
+    with pytest.raises(UserError) as caught:
+        widths(f"{shape}(640, multiple=1, {name}=5)", layers)
+    found = re.fullmatch(
+        rf"{name}: 5 is not valid for {layers} layers; give a number from (.*) to (.*)", str(caught.value)
+    )
+    if not found:
+        assert re.fullmatch(
+            rf"{name}: needs (2|3) layers or more, and there are {layers}; .*", str(caught.value)
+        )
+        assert layers < 3
+        return
+    for bound in found.groups():
+        assert len(set(widths(f"{shape}(640, multiple=1, {name}={bound})", layers))) > 1
+    for outside in (float(found[1]) - 0.6 / layers, float(found[2]) + 0.6 / layers):
+        with pytest.raises(UserError, match=name):
+            widths(f"{shape}(640, multiple=1, {name}={max(outside, 1e-6)})", layers)

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,11 @@ SCALING = {
 }
 WRONG = [
     ("vocab_size context_length d_model", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
-    ("rope_base rotary_share", [0, -1.0, math.inf, math.nan, True, "x", None, (), (1.0, -1.0, 1.0)]),
+    (
+        "rope_base rotary_share",
+        [0, -1.0, math.inf, math.nan, True, "x", (), (1.0, -1.0, 1.0), "1,-1,1", "1.0.0"],
+    ),
+    ("rotary_share", [None, "null", "1,null,1", 1.5]),
     ("norm_eps init_std", [0, -1.0, math.inf, math.nan, True, "1", None]),
     ("norm_bias ffn_bias tie_embeddings", [1, "true", None]),
     ("ffn activation norm attention_bias positions attention_scale qk_norm parametrization", ["x", 1, None]),
@@ -101,7 +106,10 @@ WRONG = [
     ("heads kv_heads head_dim local_window", [8, (2, -1, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
     ("classes", [1, 2.0, True, "3", 2**31]),
 ]
-WRONG_VALUES = {name: values for names, values in WRONG for name in names.split()}
+WRONG_VALUES: dict[str, list[Any]] = {}
+for _names, _values in WRONG:
+    for _name in _names.split():
+        WRONG_VALUES[_name] = WRONG_VALUES.get(_name, []) + _values
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ModelConfig)])
@@ -112,7 +120,7 @@ def test_every_field_refuses_what_is_outside_its_declaration_in_one_line(name):
                 make(**{name: value})
             place, _, said = str(caught.value).partition(": ")
             assert place.split(".")[0] in (name, "heads") and "\n" not in said, value
-            assert "is not valid; give " in said or "is not a head count; write" in said
+            assert "is not valid; give " in said
 
 
 def test_summary():
@@ -122,6 +130,53 @@ def test_summary():
         "head dim 8x3, attention windows all,8,8, d_model 48, context 64"
     )
     assert "KV" not in llama().summary() and "windows" not in llama().summary()
+    positions = llama(heads=(2, 3, 4), rope_base="1e6,null,1e4", rotary_share=(0.5, 1, 0.5)).summary()
+    assert "rotary base 1e+06,null,10000, rotary share 0.5,1,0.5, d_model" in positions
+    assert "rotary" not in llama(rope_base=500.0).summary()
+
+
+FLOATS = {
+    "0.5,1,0.25": (0.5, 1.0, 0.25),
+    "0.5,1x2": (0.5, 1.0, 1.0),
+    " [ 5e-1x2 , .25 ] ": (0.5, 0.5, 0.25),
+    "1.x3": 1.0,
+    "0.5": 0.5,
+}
+
+
+@pytest.mark.parametrize("text", FLOATS)
+def test_schedules_of_fractions_are_text_too(text):
+    assert llama(heads=(1, 2, 3), rotary_share=text).rotary_share == FLOATS[text]
+
+
+def test_no_positions_in_any_layer():
+    """One value for all layers, in every spelling."""
+    for given in (None, "null", "nullx3", (None, None, None)):
+        config = llama(heads=(2, 3, 4), rope_base=given)
+        assert config.rope_base is None and not config.rotary_kinds
+        assert ModelConfig.from_json(config.to_json()) == config
+    assert llama(heads=(2, 3, 4), rope_base="1e6,null,10000.5").rope_base == (1e6, None, 10000.5)
+
+
+def test_a_schedule_of_zeros_is_no_hexadecimal_number():
+    assert llama(ffn_width="0x2,64").ffn_width == (0, 0, 64)
+
+
+LAYERS = [
+    ("block_width", "48,0,24", "'48,0,24' is not valid; give a number from 1 in layer 1, which has 0"),
+    ("ffn_width", [64, -1, 0], "[64, -1, 0] is not valid; give a number from 0 in layer 1, which has -1"),
+    ("kv_heads", "1,2.5", "'1,2.5' is not valid; give n or nxN with whole numbers"),
+    ("rope_base", "1e4,1e13,1", "'1e4,1e13,1' is not valid; give at most 1e+12 in layer 1, which has 1"),
+    ("rotary_share", (0.5, 0, 1), "(0.5, 0, 1) is not valid; give a number above 0 in layer 1, which has 0"),
+    ("local_window", [3, 0, None], "[3, 0, None] is not valid; give a number from 1 in layer 1, which has 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "said"), LAYERS)
+def test_a_message_names_the_field_and_the_layer(name, given, said):
+    with pytest.raises(UserError) as caught:
+        ModelConfig(**{**SIZES, "heads": (2, 3, 4), name: given})
+    assert str(caught.value).startswith(f"{name}: {said}")
 
 
 def test_unknown_block_and_missing_field():
@@ -221,7 +276,7 @@ def test_layers_without_a_part():
     assert config.num_parameters() == matrices + (4 + 1) * 2 * d + config.vocab_size * d
     visible = 2 * d * config.context_length  # attention of two layers
     assert config.flops_per_token() == 6 * (matrices + config.vocab_size * d) + 12 * visible
-    assert config.summary().endswith("FFN width 96,0,32, d_model 48, context 64")
+    assert config.summary().endswith("FFN width 96,0,32, attention gate head, d_model 48, context 64")
 
 
 def test_layers_of_different_widths():

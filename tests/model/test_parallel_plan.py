@@ -42,9 +42,22 @@ def test_plan_of_a_published_model():
     assert alone.exchange_bytes == 0 and alone.all_reduce_bytes == 0
 
 
+FOUR = {"heads": (3,) * 4}
 REFUSED = [
     ({}, 5, "5 does not divide ffn_width 48; nearest valid: 4 or 6"),
     ({"ffn_width": 49}, 2, "2 does not divide ffn_width 49; nearest valid: 1"),
+    (
+        {"ffn_width": "tapered(384)"} | FOUR,
+        3,
+        "3 does not divide ffn_width (layer 1) 448; nearest valid: 2 or 4; an "
+        "allocation by name takes multiple=48",
+    ),
+    (
+        {"ffn_width": "tapered(100, multiple=20)"} | FOUR,
+        3,
+        "3 does not divide ffn_width (layer 0) 140; nearest valid: "
+        "2 or 4; an allocation by name takes multiple=3",
+    ),
     ({"head_dim": (2, 6)}, 4, "4 does not divide attention width (layer 0) 6; nearest valid: 3 or 6"),
     ({"kv_heads": (1, 2)}, 3, "3 does not divide key/value width (layer 0) 8; nearest valid: 2 or 4"),
     ({}, 0, "0 is not valid; give a positive integer"),

@@ -23,7 +23,11 @@ def test_command_lists_presets_and_ends_with_2_on_a_bad_name():
     assert len(lines) == 1 + len(preset_names())
     row = next(line for line in lines if line.startswith("prism-124m ")).split()
     expected = ["prism-124m", "12", "768", "3x2,6x2,8x2,12x6", "▂▂▄▄▆▆██████", "256x2,128x2,96x2,64x6"]
-    assert row == [*expected, "123,551,232", "123,587,328", "854,438,400"]
+    assert row == [*expected, "2048", "768", "123,551,232", "123,587,328", "854,438,400"]
+    row = next(line for line in lines if line.startswith("waist-200m ")).split()
+    assert " ".join(row[5:14]) == "12 to 72 768 to 4608 192 to 1152"
+    row = next(line for line in lines if line.startswith("openelm-270m ")).split()
+    assert " ".join(row[5:10]) == "64 768 to 5120 1280"
     result = run("prims-124m")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "error: model: no preset 'prims-124m'; did you mean 'prism-124m'?\n"
@@ -36,6 +40,22 @@ def test_command_plots_and_prints_json(tmp_path, capsys):
     capsys.readouterr()
     assert main(["prism-nano", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == preset("prism-nano").to_json()
+
+
+def test_shapes_that_need_more_layers_do_not_hide_the_others(capsys):
+    assert main(["allocations", "--layers", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("(")[0] for line in lines[1:6]] == ["uniform", "tapered", "late", "openelm", "prism"]
+    assert lines[6].startswith("allocation: 'middle(2048)' is not valid; share: needs 2 layers or more")
+    assert main(["allocations", "waist(2048, turn=3)"]) == 2
+    assert "turn: 3 is not valid for 12 layers" in capsys.readouterr().err
+
+
+def test_heads_of_an_allocation_have_the_models_layers(capsys):
+    assert (
+        main(["exchange", "--model", "uniform-micro", "--tensor_parallel", "2", "--heads", "uniform(8)"]) == 0
+    )
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 3
 
 
 def test_command_refuses_files_it_cannot_write_and_options_without_a_name(tmp_path, capsys):

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from model.errors import UserError
+from model.heads import parse_heads
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import flatten, make_run
 from tests.helpers.launch import ROOT
 from tests.helpers.refusals import refused
 
@@ -54,6 +56,15 @@ BAD = {
     "--architecture.nrom layernorm": "did you mean '--architecture.norm'?",
     "--model nope.json": "cannot read 'nope.json'",
     "--optimizer.betas [0.9,1.5]": "optimizer.betas.1: 1.5",
+    "--architecture.block_width 192,128,0,192": "architecture.block_width: '192,128,0,192' is not valid; "
+    "give a number from 1 in layer 2, which has 0",
+    "--architecture.ffn_width [256,128,64,-1]": "architecture.ffn_width: [256, 128, 64, -1] is not "
+    "valid; give a number from 0 in layer 3, which has -1",
+    "--architecture.rope_base x": "architecture.rope_base: 'x' is not valid; give n or nxN with numbers",
+    "--architecture.ffn_width tapered(32)": "give multiple=32 or less",
+    "--heads tapered(8,layers=5)": "a schedule for 5 layers",
+    "--heads taperd(8)": "heads: 'taperd(8)' is not valid; 'taperd' is unknown",
+    "--heads 1x4 --architecture.ffn_width 0x4 --steps 0x4": "steps: '0x4' is not valid",
 }
 
 
@@ -61,6 +72,53 @@ BAD = {
 def test_bad_input_is_one_clear_line(arguments, message):
     with refused(message):
         parse(*arguments.split()).build_model_config()
+
+
+def test_schedules_are_read_from_flags():
+    """Whatever YAML makes of their text."""
+    arguments = ["--architecture.ffn_width", "0x2,64x2", "--architecture.rotary_share", "0.5,1,0.25x2"]
+    model = parse(*arguments, "--architecture.rope_base", "1e4x3,null", "--heads", "2x4").build_model_config()
+    assert model.ffn_width == (0, 0, 64, 64) and model.rotary_share == (0.5, 1, 0.25, 0.25)
+    assert model.rope_base == (1e4, 1e4, 1e4, None)
+    assert parse("--architecture.ffn_width", "0x4").build_model_config().ffn_width == 0
+    assert parse("--architecture.rope_base", "null").build_model_config().rope_base is None
+    with refused("layer 0 has neither heads nor"):
+        parse("--heads", "0x4", "--architecture.ffn_width", "0x4").build_model_config()
+
+
+def test_heads_of_an_allocation_have_the_models_layers():
+    run = parse("--heads", "prism(6)", "--architecture.head_dim", "16x4")
+    assert run.build_model_config().heads == parse_heads("prism(6, layers=4)")
+    deeper = ["--architecture.num_layers", "6", "--architecture.head_dim", "16x6"]
+    assert parse("--heads", "prism(6)", *deeper).build_model_config().heads == parse_heads(
+        "prism(6, layers=6)"
+    )
+    assert make_run(flatten(run.to_dict())) == run
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            "--architecture.ffn_width tapered(100) --model uniform-micro8",
+            ["the 8 layers' ffn_width add up to 832, 32 above"],
+        ),
+        ("--architecture.ffn_width tapered(384)", []),
+        ("--architecture.ffn_width 100,200x3", []),
+        (
+            "--heads prism(8,multiple=3) --architecture.head_dim 16x4",
+            ["the 4 layers' heads add up to 33, 1 above"],
+        ),
+        (
+            "--architecture.block_width waist(128,multiple=64) --heads 8x4",
+            ["the 4 layers' block_width have 16.8 % more parameters"],
+        ),
+    ],
+)
+def test_a_budget_that_is_missed_is_described(given, expected):
+    run = parse(*given.split())
+    found = run.describe_budgets(run.build_model_config())
+    assert len(found) == len(expected) and all(map(str.startswith, found, expected)), found
 
 
 RECIPES = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from model.blocks import block
 from model.transformer import Transformer
 from pretrain.config.hf_config_file import read_model
 from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
@@ -18,7 +19,7 @@ from pretrain.hf.import_folder import parameters
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.open_model import load_exported
 from tests.helpers.exports import write_folder
-from tests.helpers.networks import CONFIGS, network
+from tests.helpers.networks import CONFIGS, LLAMA, network
 from tests.helpers.refusals import refused
 
 FORMATS = {"native": "gptneo_windows", "llama": "uniform", "qwen3": "qwen3", "gpt2": "gpt2"}
@@ -226,3 +227,10 @@ def test_a_long_context_that_fits_comes_in(tmp_path):
     config = folder_config(CONFIGS["uniform"], "llama", {}).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 131072}))
     assert read_model(tmp_path).model.context_length == 131072
+
+
+@pytest.mark.parametrize("chosen", ["native", "smollm3"])
+def test_a_model_without_positions_in_any_layer(tmp_path, chosen):
+    config = block("llama", **LLAMA, heads=(4, 4), rope_base=None, norm_eps=1e-6)
+    write_folder(network(config), tmp_path, chosen)
+    assert read_model(tmp_path).model == config

@@ -12,7 +12,7 @@ from pretrain.utils import parsing
 from pretrain.utils.parsing import MOST_LEVELS, parse_fraction, parse_json, parse_yaml, read_json, read_yaml
 
 JSON_NUMBERS = ["1" * 400, "1e999", "-1e999", "NaN", "Infinity"]
-YAML_NUMBERS = ["1" * 400, ".inf", "-.inf", ".nan", "1.0e+999", "0x" + "f" * 400]
+YAML_NUMBERS = ["1" * 400, ".inf", "-.inf", ".nan", "1.0e+999"]
 NUMBERS = [(parse_json, number) for number in JSON_NUMBERS] + [
     (parse_yaml, number) for number in YAML_NUMBERS
 ]
