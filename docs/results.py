@@ -105,7 +105,7 @@ def loss_by_tokens(line: str) -> tuple[list[float], list[float]]:
     if line in view(TOKENS).study.levels["optimizer"]:
         runs = [run for run in view(TOKENS).results if run.planned.definition.levels[0] == line]
     else:
-        runs = view(line).results
+        runs = list(view(line).results)
     return [math.log(run.rows[-1]["tokens"]) for run in runs], [run.rows[-1]["val_loss"] for run in runs]
 
 

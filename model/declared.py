@@ -108,7 +108,8 @@ def explain_error(
     place = ".".join(quote(part, plain=True) for part in first["loc"] if part != "[key]")
     name = ".".join(part for part in (section, place) if part) or "value"
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        hint = suggest(str(first["loc"][-1]), names or []) if len(first["loc"]) == 1 else ""
+        known = names if names and len(first["loc"]) == 1 else []
+        hint = suggest(str(first["loc"][-1]), known) or ("; valid: " + ", ".join(known) if known else "")
         return UserError(f"{beginning}{name}: unknown{hint}")
     if first["type"] in ("missing", "missing_argument"):
         return UserError(f"{beginning}{name}: missing")

@@ -216,7 +216,7 @@ def _power(study: Study, options: argparse.Namespace) -> None:
     question = Question(sd=options.sd, effect=options.effect, power=options.power)
     pilot = None
     if options.pilot is not None:
-        planned = load_study(options.pilot)
+        planned = open_study(str(options.pilot))
         pilot = View(planned, load_results(planned), study.file.measure, study.file.last_validations)
     print("\n".join(power_lines(study, question, pilot)))
 

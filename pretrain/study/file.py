@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 
 from model.declared import NonNegativeInt, PositiveFloat, PositiveInt, declared
 from model.errors import UserError, quote, suggest
@@ -14,8 +15,8 @@ from model.heads import normalize_heads
 from pretrain.config.command_line import documentation
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import nest
-from pretrain.study.settings import Settings, Text, is_name_part, label, read_settings, refuse
-from pretrain.utils.parsing import parse_yaml, read_text
+from pretrain.study.settings import Settings, Text, read_settings, refuse
+from pretrain.utils.parsing import QUOTE_COMMAS, parse_yaml, read_text
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 MOST_SEEDS = 1000
@@ -57,17 +58,22 @@ Seeds = Annotated[list[NonNegativeInt], _either(_seeds, PositiveInt | list[NonNe
 Texts = Annotated[list[Text], _either(_as_list, str | list[str])]
 
 
-def _labelled(values: list[Any]) -> list[Any]:
-    names = list(map(label, values))
-    if len(set(names)) < len(names) or not all(map(is_name_part, names)):
-        valid = "give values, each once, whose texts can be part of a folder's name, without spaces"
-        raise UserError(f"tune: {quote(values)} is not valid; {valid}")
-    return values
+def _check_status(value: str) -> str:
+    if not re.fullmatch(r"open|confirmed|refuted|superseded by \S+", value):
+        valid = "open, confirmed, refuted, or superseded by STUDY"
+        raise UserError(f"status: {quote(value)} is not valid; give {valid}")
+    return value
 
 
-Values = Annotated[list[Any], Field(min_length=2, max_length=32), AfterValidator(_labelled)]
-Tune = Annotated[dict[str, Values], Field(max_length=1)]
+Tune = Annotated[dict[str, list[Any]], Field(max_length=1)]
 """One setting, and the values that are tried."""
+
+
+Factor = Annotated[
+    Annotated[list[Any], Tag("list")] | Annotated[dict[Text, Settings | None], Tag("levels")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "levels"),
+]
+"""Values of a setting, or named levels."""
 
 
 @declared()
@@ -99,13 +105,13 @@ class StudyFile:
     """What the study asks, in a sentence or two."""
     predictions: Texts | None = None
     """What is expected, written down before the runs. The first run records them with date and commit."""
-    status: Annotated[str, Field(pattern=r"^(open|confirmed|refuted|superseded by \S+)$")] = "open"
+    status: Annotated[str, AfterValidator(_check_status)] = "open"
     """open, confirmed, refuted, or superseded by STUDY."""
     recipe: Text | None = None
     """A name from pretrain/recipes or a file; without one, the default recipe."""
     settings: Settings | None = None
     """Of all runs, as in a recipe."""
-    vary: Annotated[dict[Text, list[Any] | dict[Text, Settings | None]], Field(min_length=1)] | None = None
+    vary: Annotated[dict[Text, Factor], Field(min_length=1)] | None = None
     """Factors: a setting, such as optimizer.learning_rate, heads[0] or heads[1:3], with a list of values; or
     your own name with levels, each a name with settings."""
     method: Literal["grid", "orthogonal", "fractional"] = "grid"
@@ -154,15 +160,20 @@ def find_study(name: str | Path, near: Path | None = None) -> Path:
     Raises:
         UserError: there is none; it names the closest.
     """
-    own = [near / name] if near else []
-    beside = [near / f"{name}.yaml"] if near else []
-    for path in (Path(name), *own, STUDIES / f"{name}.yaml", *beside):
+    beside = [near / name, near / f"{name}.yaml"] if near else []
+    for path in (Path(name), *beside[:1], STUDIES / f"{name}.yaml", *beside[1:]):
         if path.is_file():
             return path
-    raise UserError(
-        f"study: no file or study {quote(str(name))}; studies are {', '.join(study_names())}"
-        + suggest(str(name), study_names())
-    )
+    valid = suggest(str(name), study_names()) or f"; studies are {', '.join(study_names())}"
+    raise UserError(f"study: no file or study {quote(str(name))}{valid}")
+
+
+def _refuse_commas(given: Any, where: str) -> None:
+    """Reject {heads: 2,4,8}, which YAML reads as one head count and two keys without values."""
+    for key, value in given.items() if isinstance(given, dict) else ():
+        if value is None and str(key).isdigit():
+            raise UserError(f"{where}: {key}: not the name of a setting{QUOTE_COMMAS}")
+        _refuse_commas(value, f"{where}: {key}")
 
 
 def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -179,6 +190,7 @@ def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, .
     own = parse_yaml(text, where)
     if not isinstance(own, dict):
         raise UserError(f"{where} is not a mapping of a study's keys, such as seeds and variants")
+    _refuse_commas(own, where)
     if own.get("extends") is None:
         return own
     path = find_study(str(own.pop("extends")), near).resolve()
@@ -190,7 +202,10 @@ def resolve(text: str, where: str, near: Path | None = None, seen: tuple[Path, .
     merged = {key: value for key, value in parent.items() if key not in OWN} | own
     for key in BY_NAME:
         if isinstance(parent.get(key), dict) and isinstance(own.get(key), dict):
-            out = {name for name, value in own[key].items() if value is None and name in parent[key]}
+            out = {name for name, value in own[key].items() if value is None}
+            for name in out - parent[key].keys():
+                valid = f"null takes out one of {', '.join(map(str, parent[key]))}"
+                refuse(f"{key}.{name}", None, f"{valid}{suggest(str(name), map(str, parent[key]))}")
             merged[key] = {name: each for name, each in (parent[key] | own[key]).items() if name not in out}
     if all(isinstance(each.get("settings"), dict) for each in (parent, own)):
         both = (read_settings(each["settings"], "settings") for each in (parent, own))
@@ -208,16 +223,19 @@ def schema() -> dict[str, Any]:
     run = TypeAdapter(RunConfig).json_schema()
     settings = run["properties"] | {key: {} for key in SPELLED_FREELY}
     level = TypeAdapter(LevelFile).json_schema()["properties"] | settings
-    found["$defs"] = run["$defs"] | {
-        "Settings": {"type": ["object", "null"], "properties": settings},
-        "Level": {"type": ["object", "null"], "properties": level},
-    }
+    found["$defs"] = run["$defs"]
+    for name, each in (("Settings", settings), ("Level", level)):
+        checked = {"properties": each, "additionalProperties": False, "patternProperties": {r"\.": {}}}
+        found["$defs"][name] = {"type": ["object", "null"]} | checked
+    del found["required"]  # seeds may be those of the study that is extended
     texts = documentation(StudyFile)
     for item in fields(StudyFile):
         found["properties"][item.name]["description"] = " ".join(texts.get(item.name, "").split())
     found["properties"]["settings"]["anyOf"] = [{"$ref": "#/$defs/Settings"}]
     found["properties"]["variants"]["anyOf"][0]["additionalProperties"] = {"$ref": "#/$defs/Level"}
+    of_factor = found["properties"]["vary"]["anyOf"][0]["additionalProperties"]["oneOf"]
+    of_factor[1]["additionalProperties"] = {"$ref": "#/$defs/Level"}
     # null takes out what the study that is extended has.
-    found["properties"]["vary"]["anyOf"][0]["additionalProperties"]["anyOf"].append({"type": "null"})
+    of_factor.append({"type": "null"})
     found["properties"]["contrasts"]["anyOf"][0]["additionalProperties"] = {"type": ["string", "null"]}
     return found

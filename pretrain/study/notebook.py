@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,10 @@ class Study(planned.Study):
     def results(self) -> pd.DataFrame:
         """``plan`` with the state of each run, its result by the study's measure (NaN if it is not finished)
         and the difference from the run of the same seed that it is compared with."""
-        view, found = build_view(self, load_results(self)), self.plan()
+        view, rows = build_view(self, load_results(self)), dict[str, tuple[Any, ...]]()
         for summary in view.summaries:
             for seed, run in summary.runs.items():
-                row = {"state": run.state, view.measure: summary.values.get(seed)}
-                row["difference"] = summary.differences.get(seed)
-                for name, value in row.items():
-                    found.loc[run.planned.name, name] = value
-        return found
+                results = summary.values.get(seed, math.nan), summary.differences.get(seed, math.nan)
+                rows[run.planned.name] = run.state, *results
+        columns = ["state", view.measure, "difference"]
+        return self.plan().join(pd.DataFrame.from_dict(rows, orient="index", columns=columns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -190,11 +190,9 @@ class Study:
     @property
     def untuned(self) -> list[str]:
         """Full names of the variants for which nothing is chosen yet, or not of all values."""
-        return [name for name, (_, values) in self.tried.items() if not self._is_chosen(name, values)]
-
-    def _is_chosen(self, name: str, values: Sequence[Any]) -> bool:
-        found = self.tuned.get(name)
-        return found is not None and all(value in [at for at, _ in found.tried] for value in values)
+        seen = {name: [at for at, _ in each.tried] for name, each in self.tuned.items()}
+        tried = {name: values for name, (_, values) in self.tried.items()}
+        return [name for name in tried if any(each not in seen.get(name, ()) for each in tried[name])]
 
     @property
     def title(self) -> str:

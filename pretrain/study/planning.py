@@ -24,7 +24,7 @@ from pretrain.study.arrays import MOST_RUNS, compute_strength, full_factorial, o
 from pretrain.study.file import LevelFile, StudyFile, resolve
 from pretrain.study.formulas import match_variants, read_contrasts
 from pretrain.study.planned import SEEN, Design, Level, PlannedRun, Study, Variant
-from pretrain.study.settings import Settings, is_name_part, label, read_settings, refuse
+from pretrain.study.settings import Settings, is_name_part, read_labels, read_settings, refuse
 from pretrain.study.tuning import PILOT, TUNED_FILE, Tuned, pilot_name, read_tuned
 from pretrain.utils.parsing import format_yaml, read_text
 
@@ -32,6 +32,10 @@ OF_A_STUDY = {"name", "runs_dir", "seed", "resume", "recipe"}
 """Settings that the study sets itself."""
 LAYERS = re.compile(r"(?:architecture\.)?(\w+)\[(\d{1,4})(?::(\d{1,4}))?\]")
 OPTIONS = {item.name for item in fields(LevelFile)}
+NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
+"""Settings that do not change what a run computes, or (threads) only its rounding."""
+NOT_COMPARED = NOT_THE_RUN - {"threads"} | {"model", "heads", "architecture"}
+"""Settings that make two variants no different: the last three are in the model's own."""
 VARIANT = "variant"
 """The name of the factor whose levels are the file's variants."""
 
@@ -53,8 +57,13 @@ def read_study(path: Path, out: Path | None = None, name: str | None = None, **o
     """
     name = path.stem if name is None else name
     out = out or Path("runs") / name
-    given: dict[str, Any] = {"where": f"study: {path}", "near": path.parent, "source": str(path)}
-    return parse_study(read_text(path, "study"), name, out, **given | options)
+    given: dict[str, Any] = {"where": f"study: {path}", "near": path.parent, "source": str(path)} | options
+    try:
+        return parse_study(read_text(path, "study"), name, out, **given)
+    except UserError as error:
+        if options.get("settings") or not str(error).startswith("study: ") or str(path) in str(error):
+            raise
+        raise UserError(f"study: {given['source']}{str(error).removeprefix('study')}") from None
 
 
 def parse_study(
@@ -108,17 +117,21 @@ def parse_study(
     )
     if study.tried and not file.pilot_seeds:
         raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
+    for setting, values in study.tried.values():
+        read_labels(f"tune.{setting}", values)
+        if setting in flags:
+            raise UserError(f"settings.{setting}: the study tries several values of it (tune); leave it out")
     if file.pilot_seeds and not study.tried:
         refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
     folders = {name: each.folder for name, each in variants.items()}
-    _refuse_equal(folders, "it would share a folder with {}; rename one")
+    _refuse_equal(file, folders, "it would share a folder with {}; rename one")
     for variant in variants.values() if check_runs else ():
         _check_variant(variant)
         _refuse_unmeasured(file, variant)
     if check_runs and not pilots:
         described = {name: _describe_runs(study, name) for name in variants}
         valid = "its runs are those of {}; vary a setting, or give seed_shift for other seeds"
-        _refuse_equal(described, valid)
+        _refuse_equal(file, described, valid)
     return study
 
 
@@ -163,17 +176,18 @@ def _check_keys(file: StudyFile) -> None:
 
 def _read_factor(name: str, given: list[Any] | dict[str, Settings | None]) -> dict[str, Level]:
     where, layers = f"vary.{quote(name, plain=True)}", LAYERS.fullmatch(name)
-    labels = list(map(label, given))
-    if not 2 <= len(set(labels)) == len(labels) <= 16 or not all(map(is_name_part, labels)):
-        valid = "levels, each once, whose texts can be part of a folder's name, without spaces"
-        refuse(where, given, f"give from 2 to 16 {valid}")
+    labels = read_labels(where, given)
     if isinstance(given, dict):
         return {each: _read_level(settings, f"{where}.{each}") for each, settings in given.items()}
     if not layers:
         settings = [read_settings({name: value}, "vary") for value in given]
+        _refuse_own(settings[0], "vary")
         return dict(zip(labels, map(Level, settings), strict=True))
     first, last = int(layers[2]), int(layers[3] or int(layers[2]) + 1)
-    elements = [{(layers[1], layer): value for layer in range(first, last)} for value in given]
+    if first >= last:
+        refuse("vary", name, f"it names no layer; give {layers[1]}[{first}:{first + 1}], as in Python")
+    values = [int(value) if isinstance(value, str) and value.isdigit() else value for value in given]
+    elements = [{(layers[1], layer): value for layer in range(first, last)} for value in values]
     return {each: Level({}, values) for each, values in zip(labels, elements, strict=True)}
 
 
@@ -189,7 +203,8 @@ def _read_level(given: Settings | None, where: str) -> Level:
 
 def _refuse_own(settings: Settings, where: str) -> None:
     for key in OF_A_STUDY & settings.keys():
-        raise UserError(f"study: {where}.{key}: not a setting of a study's runs; leave it out")
+        valid = "give it next to settings or in a variant" if key == "recipe" else "leave it out"
+        raise UserError(f"study: {where}.{key}: not a setting of a study's runs; {valid}")
 
 
 # ---------------------------------------------------------------------- combinations
@@ -331,10 +346,9 @@ def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -
     model = make_run(settings).fixed_model_config()
     found: dict[str, list[Any]] = {}
     for (field, layer), value in elements.items():
-        if field not in SCHEDULES:
-            valid = f"settings with a value for each layer are {', '.join(SCHEDULES)}"
+        if (whole := getattr(model, field) if field in SCHEDULES else None) is None:
+            valid = f"give one of {', '.join(SCHEDULES)} that settings have for all layers"
             refuse("vary", f"{field}[{layer}]", valid)
-        whole = getattr(model, field)
         schedule = whole if isinstance(whole, tuple) else (whole,) * model.num_layers
         if layer >= model.num_layers:
             refuse("vary", f"{field}[{layer}]", f"the model has layers 0 to {model.num_layers - 1}")
@@ -362,13 +376,13 @@ def _describe_runs(study: Study, name: str) -> str:
     setting, values = study.tried.get(name, (None, []))
     run = make_run({key: value for key, value in variant.settings.items() if key != setting})
     model = run.build_model_config()
-    run = replace(run, model="", heads=None, architecture={}, recipe="any")
-    return repr((variant.options.seed_shift, setting, values, run, model))
+    said = {key: value for key, value in to_dict(run).items() if key not in NOT_COMPARED}
+    return repr((variant.options.seed_shift, setting, values, said, model))
 
 
-def _refuse_equal(described: Mapping[str, str], valid: str) -> None:
+def _refuse_equal(file: StudyFile, described: Mapping[str, str], valid: str) -> None:
     """Reject two variants of one description; *valid* has a place for the name of the first."""
     seen: dict[str, str] = {}
     for name, text in described.items():
         if (other := seen.setdefault(text, name)) != name:
-            refuse("variants", name, valid.format(other))
+            refuse("variants" if file.variants else "vary", name, valid.format(other))

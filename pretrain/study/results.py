@@ -15,7 +15,7 @@ from model.errors import UserError, quote
 from pretrain.config.sources import diff_settings, load_run_config
 from pretrain.metrics.file import read_metrics
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
-from pretrain.study.planning import read_study
+from pretrain.study.planning import NOT_THE_RUN, read_study
 from pretrain.utils.files import read_regular
 from pretrain.utils.format import count_of
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 TASKS_FILE = "tasks.txt"
 """Names of runs, a line each; that of task n of a SLURM array is in line n, counted from 0."""
-NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
-"""Settings that do not change what a run computes, or (threads) only its rounding."""
 LOGS = "logs"
 CONFIGS = "configs"
 State = Literal["missing", "unfinished", "failed", "finished"]

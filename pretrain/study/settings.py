@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, NoReturn
 
 from pydantic import BeforeValidator
@@ -11,7 +11,6 @@ from pydantic import BeforeValidator
 from model.errors import UserError, quote
 from pretrain.config.run_config import is_folder_name
 from pretrain.config.sources import flatten
-from pretrain.utils.parsing import QUOTE_COMMAS
 
 Settings = dict[str, Any]
 
@@ -30,9 +29,6 @@ def read_settings(values: Mapping[str, Any] | None, where: str) -> Settings:
     Raises:
         UserError: as ``flatten``; it names the place.
     """
-    for key in values or ():
-        if key.isdigit():  # of {heads: 2,4,8}
-            raise UserError(f"study: {where}: {key}: not the name of a setting{QUOTE_COMMAS}")
     try:
         return flatten(values or {})
     except UserError as error:
@@ -56,3 +52,12 @@ def label(value: Any) -> str:
 def is_name_part(name: str) -> bool:
     """Whether *name* can be part of a folder's name, without spaces."""
     return is_folder_name(name) and " " not in name
+
+
+def read_labels(where: str, values: Collection[Any], most: int = 16) -> list[str]:
+    """The labels of levels or tried values, which become parts of folders' names."""
+    labels = list(map(label, values))
+    if not 2 <= len(set(labels)) == len(labels) <= most or not all(map(is_name_part, labels)):
+        valid = "levels, each once, whose texts can be part of a folder's name, without spaces"
+        refuse(where, values, f"give from 2 to {most} {valid}")
+    return labels

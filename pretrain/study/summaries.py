@@ -19,7 +19,6 @@ from pretrain.utils.format import describe_several
 if TYPE_CHECKING:
     from pretrain.study.statistics.effects import Effects
 
-POWER = 0.8
 MEASURES = {
     "val_loss": "validation loss (nats)",
     "val_bpb": "validation loss (bits per byte)",
@@ -47,17 +46,6 @@ class Sample(dict[int, float]):
         """The 95 % t-interval of the mean; None for fewer than two values, or if one is not finite."""
         known = len(self) > 1 and all(map(math.isfinite, self.values()))
         return paired.paired_interval(list(self.values())) if known else None
-
-    @property
-    def detectable(self) -> float | None:
-        """The smallest true mean that so many values with this spread find with a power of 80 %."""
-        return (
-            paired.detectable_effect(paired.sd_of(self.values()), len(self), POWER) if self.interval else None
-        )
-
-    def subtract(self, other: Mapping[int, float]) -> Sample:
-        """The differences from *other*, for the seeds that both have."""
-        return Sample({seed: value - other[seed] for seed, value in self.items() if seed in other})
 
 
 Runs = Mapping[int, RunResult]
@@ -100,7 +88,8 @@ class Summary:
 
     def differences_of(self, metric: Metric) -> Sample:
         """The same of another metric."""
-        return collect_values(self.runs, metric).subtract(collect_values(self.controls, metric))
+        values, others = collect_values(self.runs, metric), collect_values(self.controls, metric)
+        return Sample({seed: value - others[seed] for seed, value in values.items() if seed in others})
 
     @property
     def other_seeds(self) -> bool:
@@ -319,9 +308,6 @@ NOTED: dict[str, Callable[[RunResult], object]] = {
     "kind of device": lambda run: run.world and run.world.device,
     "dtype": lambda run: run.world and run.world.dtype,
     "version of torch": lambda run: run.world and run.world.versions.get("torch"),
-    "number of ranks": lambda run: run.world and run.world.ranks,
-    # On GPUs the number of threads changes nothing.
-    "CPU threads": lambda run: run.world.threads if run.world and run.world.device == "cpu" else None,
 }
 """Values that should be one."""
 

@@ -41,27 +41,6 @@ def pilot_name(variant: str, value: Any) -> str:
     return f"{variant}@{label(value)}"
 
 
-# ---------------------------------------------------------------------- choice
-
-
-def choose(
-    values: Sequence[Any], results: Sequence[float], higher_is_better: bool = False
-) -> tuple[Any, bool] | None:
-    """The value with the best result, the first of equal ones, and whether it is the least or the greatest of
-    numbers; None if no result is finite.
-
-    Args:
-        results: of each value; NaN where there is none.
-    """
-    known = [place for place, result in enumerate(results) if math.isfinite(result)]
-    if not known:
-        return None
-    sign = -1 if higher_is_better else 1
-    best = values[min(known, key=lambda place: sign * results[place])]
-    numbers = all(type(value) in (int, float) for value in values)
-    return best, numbers and best in (min(values), max(values))
-
-
 # ---------------------------------------------------------------------- files
 
 
@@ -101,10 +80,15 @@ def choose_all(
     for name, (field, values) in tried.items():
         pilots = [results.get(pilot_name(name, value), {}) for value in values]
         means = [fmean(each.get(seed, math.nan) for seed in seeds) for each in pilots]
-        chosen = choose(values, means, higher_is_better)
-        if chosen is None:
+        known = [(y, at) for at, y in zip(values, means, strict=True) if math.isfinite(y)]
+        if not known:
             valid = f"see the folder {PILOT} of the study's, and give other values"
             raise UserError(f"study: {name}: no value of {field} has a finite result of all pilots; {valid}")
+        best = (max if higher_is_better else min)(known, key=lambda each: each[0])[
+            1
+        ]  # the first of equal ones
+        numbers = all(type(value) in (int, float) for value in values)
+        at_edge = numbers and best in (min(values), max(values))
         tried_ones = [[at, y if math.isfinite(y) else None] for at, y in zip(values, means, strict=True)]
-        found[name] = Tuned(field, *chosen, tried_ones, list(seeds))
+        found[name] = Tuned(field, best, at_edge, tried_ones, list(seeds))
     return found

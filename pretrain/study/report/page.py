@@ -15,7 +15,7 @@ from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import sections
 from pretrain.study.results import describe_unnamed, shorten_names
 from pretrain.study.statistics.paired import FAR
-from pretrain.study.summaries import POWER, View
+from pretrain.study.summaries import View
 from pretrain.utils.files import write_atomically
 from pretrain.utils.format import align_columns, count_of
 
@@ -44,7 +44,6 @@ def write_report(view: View) -> list[Path]:
         opening=describe_opening(view),
         sections=sections(view),
         pictures={name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in drawn.items()},
-        power=POWER,
     )
     write_atomically(out / "index.html", page)
     return [out / "index.html", *drawn.values()]

@@ -16,12 +16,11 @@ from pretrain.study.statistics.paired import mean_of
 from pretrain.study.summaries import Summary, View
 from pretrain.utils.plotting import logarithmic_x, save_figure, whole_numbers
 
-APART = 1.01
-"""Costs that differ by less are taken for one."""
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "d", ">")
 SINGLE: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": "none", "alpha": 0.7}
 """The circle of a single run, or of a single pair."""
+AROUND: dict[str, Any] = {"fmt": "s", "color": "tab:blue", "capsize": 3, "label": "mean, 95 % interval"}
 
 
 def line_style(place: int, count: int) -> dict[str, Any]:
@@ -137,14 +136,12 @@ def _draw_forest(view: View, path: Path, heading: str) -> bool:
         for row, summary in enumerate(shown):
             for axis, sample in ((values, summary.values), (gaps, summary.differences)):
                 axis.plot(list(sample.values()), [row] * len(sample), **SINGLE, color="black")
+                if found := sample.interval:
+                    axis.errorbar([found.value], [row], xerr=[found.high - found.value], **AROUND)
             runs = summary.runs
             far = [each for seed, each in summary.values.items() if runs[seed].planned.name in view.outliers]
             if far:
                 values.plot(far, [row] * len(far), "x", linestyle="none", color="tab:red", label="outlier")
-            values.plot([summary.values.mean], [row], "|", color="tab:blue", markersize=15)
-            if found := summary.differences.interval:
-                around = {"fmt": "s", "color": "tab:blue", "capsize": 3, "label": "mean, 95 % interval"}
-                gaps.errorbar([found.value], [row], xerr=[found.high - found.value], **around)
         for axis, labels in ((values, [each.label for each in shown]), (gaps, [""] * len(shown))):
             axis.set_yticks(range(len(shown)), labels)
             axis.set_ylim(len(shown) - 0.4, -0.6)
@@ -199,21 +196,22 @@ def _draw_growing(view: View, path: Path, heading: str) -> bool:
 
 def _draw_flops(view: View, path: Path, heading: str) -> bool:
     """Results against training FLOPs, where runs differ in them: a circle for each run, and a large marker
-    for the mean of a variant."""
+    for the mean of a variant, with its 95 % interval."""
     lines = []
     for each in view.listed:
         if points := [(x, y) for seed, y in each.values.items() if (x := each.runs[seed].training_flops)]:
             lines.append((each, points))
     costs = [x for _, points in lines for x, _ in points]
-    if not costs or max(costs) <= APART * min(costs):
+    if not costs or max(costs) <= 1.01 * min(costs):  # as good as one
         return False
     with panel_axes(path, [""], columns=1, height=4.0, heading=heading) as (axis,):
         for summary, points in lines:
             style = _style(view, summary)
             axis.plot(*zip(*points, strict=True), **SINGLE, color=style["color"])
             mean = [[mean_of(values)] for values in zip(*points, strict=True)]
-            large = {"linestyle": "none", "markersize": 9, "label": summary.label}
-            axis.plot(*mean, **style | large)
+            large = {"linestyle": "none", "markersize": 9, "capsize": 3, "label": summary.label}
+            found = summary.values.interval
+            axis.errorbar(*mean, yerr=found and [found.high - found.value], **style | large)
         axis.set(xlabel="training FLOPs", ylabel=view.axis)
     return True
 

@@ -9,7 +9,7 @@ from operator import methodcaller
 
 from model.heads import format_heads
 from pretrain.study.settings import label
-from pretrain.study.statistics.paired import Estimate, hodges_lehmann
+from pretrain.study.statistics.paired import Estimate, fits_disagree
 from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
 from pretrain.utils.format import NOTHING, interval_text
 
@@ -53,7 +53,9 @@ def _effects(view: View) -> Iterator[Row]:
             "level": each.level,
             "runs": str(each.runs),
             "effect [95 % interval]": _estimate(each.least_squares),
-            "Huber's, where it disagrees": _estimate(each.robust) if each.fits_disagree else "",
+            "Huber's, where it disagrees": _estimate(each.robust)
+            if fits_disagree(each.least_squares, each.robust)
+            else "",
         }
 
 
@@ -85,7 +87,7 @@ def _result(summary: Summary) -> Row:
         "heads": " or ".join(map(format_heads, summary.schedules)),
         "runs": f"{len(summary.values)} of {len(summary.runs)}",
         "mean ± sd": _spread(summary.values),
-        **_sample("Δ", "Δ ", differences),
+        "Δ [95 % interval]": _difference(differences),
         "pairs": str(len(differences)) if summary.definition.control else NOTHING,
         "parameters": _range(summary.parameters, ","),
         "training FLOPs": _range(summary.training_flops, ".3e"),
@@ -96,14 +98,14 @@ def _contrast(view: View, found: Contrasted) -> Row:
     plain, robust = found.fits or (None, None)
     fitted = {
         "difference [95 % interval]": _estimate(plain),
-        "Huber's [95 % interval]": _estimate(robust),
+        "Huber's, where it disagrees": _estimate(robust) if fits_disagree(plain, robust) else "",
         "p": _number(found.p),
     }
     seeds = f"{len(found.values)} of {len(view.study.file.seeds)}"
     return {
         "contrast": found.contrast.name + (" (other seeds)" if found.other_seeds else ""),
-        "of": found.contrast.formula,
-        **(fitted if view.effects else _sample("mean", "", found.values)),
+        "of": found.contrast.formula * (found.contrast.formula != found.contrast.name),
+        **(fitted if view.effects else {"mean [95 % interval]": _difference(found.values)}),
         "adjusted p": _number(found.adjusted),
         **({} if view.effects else {"seeds": seeds}),
     }
@@ -150,16 +152,6 @@ def _runs(view: View, summary: Summary) -> Iterator[Row]:
             "Δ": _number(summary.differences.get(seed), "+.6f"),
             "outlier": "yes" if run.planned.name in view.outliers else "",
         }
-
-
-def _sample(mean: str, beginning: str, values: Sample) -> Row:
-    """What paired differences say: by a t-interval, and by an estimate that is robust to single outliers."""
-    robust = hodges_lehmann(list(values.values())) if values.interval else None
-    return {
-        f"{mean} [95 % interval]": _difference(values),
-        f"Hodges–Lehmann {beginning}".strip(): _number(robust, "+.4f"),
-        f"detectable {beginning}".strip(): _number(values.detectable, ".4f"),
-    }
 
 
 def _number(value: float | None, form: str = ".3g") -> str:

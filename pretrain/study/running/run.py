@@ -74,6 +74,8 @@ def run_study(
     print_lines(*([f"design   {study.design.described}"] if study.design else []))
     print_lines(f"to do    {count_of(len(todo), 'run')}, {sum(planned.flops for planned in todo):.2e} FLOPs")
     if not todo:
+        if (study.folder / STUDY_FILE).is_file() and not dry_run:
+            write_study(study)  # what a file may still change, such as its status
         print_lines(f"next     {study.command('report')}")
         return 0
     lines = sbatch_commands(study, todo, parallel, sbatch) if slurm else []

@@ -50,15 +50,6 @@ class LevelEffect:
     robust: Estimate | None
     """None where the fit did not converge, or left no error."""
 
-    @property
-    def fits_disagree(self) -> bool:
-        """Whether one estimate is outside the other's interval, or one interval alone excludes zero."""
-        plain, robust = self.least_squares, self.robust
-        if robust is None:
-            return False
-        inside = plain.low <= robust.value <= plain.high and robust.low <= plain.value <= robust.high
-        return plain.excludes_zero != robust.excludes_zero or not inside
-
 
 @dataclass(frozen=True)
 class Prediction:

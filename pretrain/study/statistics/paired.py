@@ -34,10 +34,13 @@ class Estimate:
     p: float
     """Of the two-sided t-test of zero; 0 or 1 for equal values."""
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether zero is outside."""
-        return self.low > 0 or self.high < 0
+
+def fits_disagree(plain: Estimate | None, robust: Estimate | None) -> bool:
+    """Whether one estimate is outside the other's interval, or one interval alone excludes zero."""
+    if plain is None or robust is None:
+        return False
+    inside = plain.low <= robust.value <= plain.high and robust.low <= plain.value <= robust.high
+    return len({each.low > 0 or each.high < 0 for each in (plain, robust)}) > 1 or not inside
 
 
 def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -52,12 +55,6 @@ def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE
     half = float(t.ppf((1 + confidence) / 2, count - 1)) * error
     p = float(2 * t.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
     return Estimate(mean, mean - half, mean + half, p)
-
-
-def hodges_lehmann(differences: Sequence[float]) -> float:
-    """The median of the means of all pairs of differences, each with itself, too, in their unit (Hodges and
-    Lehmann, Annals of Mathematical Statistics 34, 1963)."""
-    return median((a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2))
 
 
 # ---------------------------------------------------------------------- power

@@ -185,8 +185,7 @@ BAD_INPUT = [
     ("report .", "has no study.yaml"),
     ("power FILE", "pilot: none is not valid; give the folder of a study"),
     ("power FILE --sd nan", "sd: nan is not valid"),
-    ("power FILE --pilot none", "study: 'none' has no study.yaml"),
-    ("", "COMMAND"),
+    ("power FILE --pilot none", "study: no file or study 'none'"),
 ]
 
 
@@ -209,7 +208,7 @@ def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
     assert capsys.readouterr().out.splitlines()[1] == "o/configs/v7-s1.yaml"
     assert [path.name for path in (tmp_path / "o/configs").iterdir()] == ["v7-s1.yaml"]
     assert main(["list", file]) == 2
-    assert "study: variant v0: optimizer.learning_rate: 0 is not valid" in capsys.readouterr().err
+    assert f"study: {file}: variant v0: optimizer.learning_rate: 0 is not valid" in capsys.readouterr().err
 
     (tmp_path / "three.yaml").write_text(head + variants.replace("rate: 0}", "rate: 1000.0}"))
     (tmp_path / "mine").mkdir()

@@ -46,8 +46,6 @@ def test_finished_runs_without_a_checkpoint_are_said():
 @pytest.mark.parametrize(
     ("world", "said"),
     [
-        ({"ranks": 2}, "number of ranks: 1 ({}); 2 ({})"),
-        ({"threads": 2}, "CPU threads: 1 ({}); 2 ({})"),
         ({"device": "cuda"}, "kind of device: cpu ({}); cuda ({})"),
         ({"dtype": "bf16"}, "dtype: fp32 ({}); bf16 ({})"),
         ({"code": ["x", "y"]}, "version of the code: abc123abc123 ({}); x, y ({})"),
@@ -57,7 +55,3 @@ def test_finished_runs_without_a_checkpoint_are_said():
 def test_other_worlds_are_said(world, said):
     found = notes(world=lambda run: world if run.name == "rising-s2" else None)
     assert found == ["the runs differ in " + said.format("uniform-s1, rising-s1, uniform-s2", "rising-s2")]
-
-
-def test_threads_change_no_figure_on_gpus():
-    assert notes(world=lambda run: {"device": "cuda", "threads": run.seed}) == []

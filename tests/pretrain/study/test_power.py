@@ -107,20 +107,12 @@ def test_contrasts_need_as_many_seeds_as_their_own_spread_says(pilot):
     line = f"contrast prism - descending: sd {sd:.3g} of 3 seeds"
     assert lines[5:6] == [f"{line}, {needed} seeds to find 0.02"] and needed > 6
     assert [text for text in lines if text.startswith("contrast")] == lines[5:6]
-    without = TEXT.replace("effect: 0.02\n", "")
-    assert line in asked(pilot, f"{without}contrasts: {contrasts}")
-    other = TEXT.replace("descending", "reversed")  # not in the pilot
-    assert not any(
-        text.startswith("contrast") for text in asked(pilot, f"{other}contrasts: [prism - reversed]")
-    )
 
 
 def test_the_question_comes_before_the_study(pilot):
     assert "needed   3 seeds" in asked(pilot, sd=0.001, effect=0.005)[1]
-    assert "with a power of 95%" in asked(pilot, power=0.95)[1]
     without = TEXT.replace("effect: 0.02\n", "")
     assert asked(pilot, without)[1] == "needed   not known: the study names no effect; give --effect"
-    assert asked(pilot, without, effect=0.02)[1] == asked(pilot)[1]
 
 
 @pytest.mark.parametrize("count", [0, 1])

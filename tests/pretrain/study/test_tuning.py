@@ -13,8 +13,9 @@ from pretrain.study.command import dispatch
 from pretrain.study.planning import build_pilot, parse_study
 from pretrain.study.running import run
 from pretrain.study.running.scheduler import Scheduler
+from pretrain.study.settings import label
 from pretrain.study.summaries import build_view
-from pretrain.study.tuning import TUNED_FILE, choose, choose_all, read_tuned, write_tuned
+from pretrain.study.tuning import TUNED_FILE, choose_all, read_tuned, write_tuned
 from tests.helpers.planted_runs import plant, result
 from tests.helpers.refusals import refused
 from tests.pretrain.study.report.conftest import table_of
@@ -52,7 +53,9 @@ def study(folder=Path("runs/it"), **changes):
     ],
 )
 def test_the_value_with_the_best_result_is_chosen(values, results, value, at_edge):
-    assert choose(values, results) == (value, at_edge)
+    runs = {f"a@{label(each)}": {7: result} for each, result in zip(values, results, strict=True)}
+    found = choose_all({"a": ("x", values)}, [7], runs)["a"]
+    assert (found.value, found.at_edge) == (value, at_edge)
 
 
 def test_the_pilots_are_a_study_of_every_value():
@@ -168,11 +171,11 @@ def test_pilots_of_several_factors_are_found(tmp_path, monkeypatch):
     [
         ({"pilot_seeds": None}, "pilot_seeds: missing"),
         ({"pilot_seeds": [2, 3]}, "pilot_seeds: [2, 3] is not valid; seed 2 is one of the study's"),
-        ({"tune": {"steps": [1]}}, "tune.steps: [1] is not valid; give at least 2 values"),
+        ({"tune": {"steps": [1]}}, "tune.steps: [1] is not valid; give from 2 to 16 levels"),
         ({"tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
         ({"tune": {"stesp": [1, 2]}}, "study: tune: stesp: unknown key; did you mean 'steps'"),
-        ({"tune": {"steps": [1, 1]}}, "tune: [1, 1] is not valid; give values, each once"),
-        ({"tune": {"heads": ["2,4", "a/b"]}}, "tune: ['2,4', 'a/b'] is not valid"),
+        ({"tune": {"steps": [1, 1]}}, "tune.steps: [1, 1] is not valid; give from 2 to 16 levels, each once"),
+        ({"tune": {"heads": ["2,4", "a/b"]}}, "tune.heads: ['2,4', 'a/b'] is not valid"),
         ({"variants": {"plain": {}}, "contrasts": None, "tune": None}, "pilot_seeds: [11, 12] is not valid"),
     ],
 )

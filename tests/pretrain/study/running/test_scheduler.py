@@ -20,8 +20,9 @@ from model.errors import UserError
 from pretrain.plan.micro_batch import device_memory
 from pretrain.runtime.hardware import SHARING
 from pretrain.study.planning import parse_study
-from pretrain.study.results import check_settings, list_unfinished, run_state
+from pretrain.study.results import check_settings, list_unfinished, load_study, run_state
 from pretrain.study.running import scheduler
+from pretrain.study.running.run import run_study
 from pretrain.study.running.scheduler import Scheduler, Slot, run_command_line, slots, write_study
 from tests.helpers.launch import ROOT
 
@@ -77,6 +78,8 @@ def test_every_run_is_made_once_and_none_again(study, stand_in, tmp_path, monkey
     assert " left; " in text and "prism-s1 at step " in text
     assert "finished prism-s1: val_loss 4.5000\n" in text
     assert session(study)[0] == 6 and len(began) == 6
+    later = parse_study(f"{TEXT}status: confirmed\n", "s", study.folder)
+    assert run_study(later) == 0 and load_study(study.folder).file.status == "confirmed"
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(study, stand_in, tmp_path):

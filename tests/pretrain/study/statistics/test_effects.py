@@ -13,6 +13,7 @@ from scipy import stats
 
 from pretrain.study.planning import parse_study
 from pretrain.study.statistics.effects import Effects
+from pretrain.study.statistics.paired import fits_disagree
 
 LAYERS = {f"heads[{layer}]": [2, 4, 8, 16] for layer in range(4)}
 
@@ -138,7 +139,7 @@ def test_one_run_far_off_moves_the_robust_fit_less():
     assert first.least_squares.value > 0.03
     assert abs(first.robust.value) < 0.006
     # Huber's condition holds at the fit: residuals cut at 1.345 scales are orthogonal to the columns.
-    assert first.fits_disagree
+    assert fits_disagree(first.least_squares, first.robust)
     matrix, residuals, scale = effects.robust.model.exog, effects.robust.resid, effects.robust.scale
     assert np.abs(matrix.T @ np.clip(residuals / scale, -1.345, 1.345)).max() < 1e-3
 
