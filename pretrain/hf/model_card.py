@@ -157,7 +157,7 @@ def _origin(origin: str) -> str:
 
 def _optimization(run: Mapping[str, Any]) -> dict[str, Any]:
     """The rows about the optimizer, the batch and the schedule, as far as the run's settings say them."""
-    optimizer, muon, schedule = (run.get(name, {}) for name in ("optimizer", "muon", "schedule"))
+    optimizer, muon, schedule, llr = (run.get(name, {}) for name in ("optimizer", "muon", "schedule", "llr"))
     rate = optimizer.get("learning_rate")
     uses_muon = optimizer.get("kind") == "muon"
     names = {"adamw": "AdamW", "muon": "Muon for the blocks' matrices, AdamW for everything else"}
@@ -168,12 +168,21 @@ def _optimization(run: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": names.get(optimizer.get("kind", "")),
         "learning rate" + (" of AdamW" if uses_muon else ""): rate,
         "learning rate of Muon": (muon.get("learning_rate") or rate) if uses_muon else None,
+        "unit of Muon": muon.get("heads") if uses_muon else None,
+        "scale of Muon": muon.get("scale") if uses_muon else None,
         "schedule": f"{schedule['kind']} ({', '.join(phases)})" if "kind" in schedule else None,
         "rules of learning rates": ", ".join(rule["name"] for rule in run.get("lr_rules", ())) or None,
+        "rates that follow spectra": _spectral_rates(llr) if llr.get("apply", "none") != "none" else None,
         "weight decay": optimizer.get("weight_decay"),
         "gradient clipping": optimizer.get("gradient_clipping"),
         "batch": f"{batch:,} tokens" if (batch := run.get("global_batch_tokens")) else None,
     }
+
+
+def _spectral_rates(llr: Mapping[str, Any]) -> str:
+    names = ("measure", "low", "high", "every", "until", "transition", "least")
+    settings = ", ".join(f"{name} {llr[name]}" for name in names if name in llr)
+    return f"{llr['apply']} ({settings})"
 
 
 def _hardware(world: WorldRecord) -> str:

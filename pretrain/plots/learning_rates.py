@@ -32,8 +32,13 @@ def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:
     _draw(run, groups, rates, out)
     header = ("group", "parameters", "tensors", "first step", "highest", "last step", "slow-down ends")
     rows = [header, *(_row(group, rates, sizes, run.steps) for group in groups)]
+    measured = (
+        f"llr.apply {run.llr.apply}: while training, measured factors of {run.llr.low:g} to "
+        f"{run.llr.high:g} multiply the rates of matrices"
+    )
     return [
         *align_columns(rows, left=(0, 6)),
+        *([measured] if run.llr.active else []),
         f"wrote {out}: learning rate of each group over {run.steps:,} steps",
     ]
 

@@ -55,6 +55,8 @@ BAD = {
     "--heads 3x2": "a schedule for 2 layers",
     "--architecture.nrom layernorm": "did you mean '--architecture.norm'?",
     "--model nope.json": "cannot read 'nope.json'",
+    "--llr.every 2.5 --llr.apply each": "llr.every: 2.5 is neither a fraction below 1 nor a whole",
+    "--maturity.every 1.5": "maturity.every: 1.5 is neither a fraction below 1 nor a whole number of steps",
     "--optimizer.betas [0.9,1.5]": "optimizer.betas.1: 1.5",
     "--architecture.block_width 192,128,0,192": "architecture.block_width: '192,128,0,192' is not valid; "
     "give a number from 1 in layer 2, which has 0",

@@ -1,5 +1,6 @@
 """Rules: what they match, what the factor is at each step, and the message for each bad one."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.lr_rules import NAMED_RULES, parse_rules
+from pretrain.config.sections import LLRConfig
 from pretrain.config.sources import load_run_config
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.optim.schedule import RuleSchedule
@@ -240,6 +242,10 @@ def test_the_plot_and_its_table(tmp_path):
     assert [row[0] for row in cells] == ["base/decay", "base/no_decay", "slow/decay", "late/decay"]
     assert cells[2][1:3] == [f"{4 * 48 * 48:,}", "4"]
     assert lines[3].endswith("step 8, ramp 4") and lines[4].endswith("by maturity, step 0 to 12, ramp 4")
+    assert "wrote" in lines[-1] and not any("llr" in line for line in lines)
+    spectral = dataclasses.replace(run, llr=LLRConfig(apply="each"))
+    *_, measured, _ = plot_learning_rates(spectral, tmp_path / "new" / "llr.png")
+    assert measured.startswith("llr.apply each: while training, measured factors of 1 to 5 multiply")
     with pytest.raises(UserError, match="is not the name of a picture"):
         plot_learning_rates(run, tmp_path / "lr.nope")
 

@@ -76,7 +76,8 @@ def test_training_is_described_as_it_was():
     settings = {
         **RUN,
         "optimizer": optimizer,
-        "muon": {"learning_rate": 2.83e-3},
+        "muon": {"learning_rate": 2.83e-3, "heads": "each", "scale": "rms"},
+        "llr": {"apply": "each", "measure": "excess", "low": 1.0, "high": 4.0, "every": 100},
         "schedule": {"kind": "wsd", "warmup": 0.05, "decay": 0.3, "minimum": 0.0},
         "global_batch_tokens": 1024,
     }
@@ -88,6 +89,9 @@ def test_training_is_described_as_it_was():
         "| learning rate of AdamW | 0.008 |",
         "| learning rate of Muon | 0.00283 |",
         "| schedule | wsd (warmup 0.05, decay 0.3, minimum 0) |",
+        "| unit of Muon | each |",
+        "| scale of Muon | rms |",
+        "| rates that follow spectra | each (measure excess, low 1.0, high 4.0, every 100) |",
         "| weight decay | 0.1 |",
         "| batch | 1,024 tokens |",
         "| hardware | 8 x NVIDIA H100, 80.0 GiB; torch 2.13.0 |",
@@ -96,7 +100,7 @@ def test_training_is_described_as_it_was():
     ):
         assert row in text
     adamw = card("ours")[1]
-    assert "| learning rate | 0.001 |" in adamw and "Muon" not in adamw
+    assert "| learning rate | 0.001 |" in adamw and "Muon" not in adamw and "spectra" not in adamw
 
 
 def test_the_citation_is_that_of_the_project():
