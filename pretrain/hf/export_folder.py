@@ -119,10 +119,7 @@ def export_run(
         comparison = compare(reference, logits, torch_dtype)
         print(log_line("logits", comparison))
         if added := size - model.num_parameters():
-            padding = (
-                f"padded to {config.num_attention_heads} heads ({config.num_key_value_heads} key/value) of "
-                f"dim {config.head_dim} in every layer: {size:,} parameters, {added:,} of them padding"
-            )
+            padding = describe_padding(model, config, size, added)
             print(log_line("padding", padding))
             comparison += f"; {padding}"
         if not classifies and (note := describe_head(model)):
@@ -135,6 +132,18 @@ def export_run(
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(log_line("ready", f"{escape_controls(str(out))}: {name}; {code}"))
     print(log_line("upload", shlex.join(["hf", "upload", f"ORGANISATION/{out.name}", str(out)])))
+
+
+def describe_padding(model: ModelConfig, config: Any, size: int, added: int) -> str:
+    """What of a folder is padding: of its configuration *config*, and of its *size* parameters *added*."""
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    layers, parts = range(model.num_layers), []
+    if any((model.heads[i], model.layer_kv_heads(i), model.layer_head_dim(i)) != heads for i in layers):
+        parts.append(f"{heads[0]} heads ({heads[1]} key/value) of dim {heads[2]}")
+    if set(model.ffn_widths) != {config.intermediate_size}:
+        parts.append(f"FFNs of width {config.intermediate_size}")
+    what = f"padded to {' and '.join(parts)} in every layer: " if parts else ""
+    return f"{what}{size:,} parameters, {added:,} of them padding"
 
 
 def describe_plain(model: ModelConfig) -> str:

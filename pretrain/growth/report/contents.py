@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from pydantic_core import to_json
 
+from model.errors import UserError
 from pretrain.classification.examples import held_out_examples
 from pretrain.diagnostics.measure import open_own_data
 from pretrain.growth.record import GrowthState
@@ -44,6 +45,8 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
     """
     source = SavedRun.open(folder, step)
     model, step, heads = source.model, source.state.step, source.model.heads
+    if not any(heads):
+        raise UserError(f"run: {folder} has a model without attention heads; give a run whose model has some")
     record = GrowthState.from_state(source.state)
     inputs, labels, starts, text = held_out(source, sequences)
     trend = correlation(range(len(heads)), heads) if len(set(heads)) > 1 else None

@@ -77,6 +77,17 @@ def test_bad_input_is_one_clear_line(run, capsys, arguments, message):
     assert message in error and error.count("\n") == 1
 
 
+def test_a_model_without_heads(small_folder, tmp_path, capsys):
+    flags = ("--steps", "1", "--heads", "0x4", "--validation.every", "0")
+    run = nano_run(small_folder, tmp_path, *flags)
+    assert run_distributed(session, 1, run, timeout=120)[0][1] is None
+    capsys.readouterr()
+    assert main(["report", str(run.folder)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert "has a model without attention heads" in printed.err
+
+
 def test_without_the_corpus(run, monkeypatch, capsys):
     from pretrain.run.saved import SavedRun
 

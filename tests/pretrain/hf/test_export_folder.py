@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from model.errors import UserError
-from pretrain.hf.export_folder import list_parameters, write_weights
-from pretrain.hf.formats import folder_weights
-from tests.helpers.networks import network
+from pretrain.hf.export_folder import describe_padding, list_parameters, write_weights
+from pretrain.hf.formats import folder_config, folder_weights
+from tests.helpers.networks import CONFIGS, network
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -19,6 +19,22 @@ def test_weights_are_written_to_the_bit(dtype, tmp_path):
     read = load_file(tmp_path / "model.safetensors")
     assert read.keys() == expected.keys()
     assert all(torch.equal(read[name], weight) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "padded"),
+    [
+        ("tapered", "4 heads (4 key/value) of dim 48 and FFNs of width 192"),
+        ("uniform", "FFNs of width 256"),
+        ("prism", "4 heads (4 key/value) of dim 48"),
+    ],
+)
+def test_the_padding_that_is_printed_is_that_of_the_parts(name, padded):
+    model = CONFIGS[name]
+    if name == "uniform":
+        model = model.replace(ffn_width=(256, 128, 0))
+    found = describe_padding(model, folder_config(model, "llama", {}), 1000, 200)
+    assert found == f"padded to {padded} in every layer: 1,000 parameters, 200 of them padding"
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
