@@ -28,6 +28,7 @@ from pretrain.study.archive import read_archive  # noqa: E402
 from pretrain.study.formulas import read_contrasts  # noqa: E402
 from pretrain.study.report.pictures import DRAWN  # noqa: E402
 from pretrain.study.results import load_results  # noqa: E402
+from pretrain.study.statistics.paired import Estimate  # noqa: E402
 from pretrain.study.summaries import Contrasted, View, build_view  # noqa: E402
 from pretrain.utils.format import interval_text  # noqa: E402
 
@@ -60,12 +61,18 @@ def find_contrast(study: str, formula: str) -> Contrasted:
     return found.evaluate(contrast)
 
 
-def difference(study: str, formula: str) -> str:
-    """A contrast with its 95 % interval, in the unit of the measure."""
+def find_estimate(study: str, formula: str) -> Estimate:
+    """A contrast's value and interval."""
     found = find_contrast(study, formula)
     estimate = found.fits[0] if found.fits else found.values.interval
     assert estimate is not None, f"{study}: {formula} needs two pairs"
-    return interval(estimate.value, estimate.low, estimate.high)
+    return estimate
+
+
+def difference(study: str, formula: str) -> str:
+    """A contrast with its 95 % interval, in the unit of the measure."""
+    found = find_estimate(study, formula)
+    return interval(found.value, found.low, found.high)
 
 
 def adjusted_p(study: str, name: str) -> str:
@@ -76,24 +83,24 @@ def adjusted_p(study: str, name: str) -> str:
 
 
 def tokens(study: str, words: str) -> str:
-    """By how many percent more training tokens would change the loss as much; LINE FORMULA."""
+    """By how many percent more training tokens (fewer below 0) the loss would change as much, with the
+    interval of the contrast; LINE FORMULA."""
     line, formula = words.split(" ", 1)
-    found = find_contrast(study, formula)
-    nats = found.fits[0].value if found.fits else found.values.mean
-    assert nats is not None
-    return percent_of_tokens(line, nats)
+    found = find_estimate(study, formula)
+    value, high, low = (percent_of_tokens(line, each) for each in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"
 
 
 def worth(_: str, words: str) -> str:
-    """As tokens, for a difference in nats; LINE DIFFERENCE."""
+    """As tokens, for a loss that is lower by so many nats; LINE NATS."""
     line, nats = words.split()
-    return percent_of_tokens(line, float(nats))
+    return percent_of_tokens(line, -float(nats)).lstrip("+")
 
 
 def percent_of_tokens(line: str, nats: float) -> str:
-    """By how many percent more training tokens would change the loss by *nats*."""
-    percent = 100 * (math.exp(abs(nats / slope(line))) - 1)
-    return f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
+    """By how many percent more training tokens would change the loss by *nats*; fewer below 0."""
+    percent = 100 * (math.exp(nats / slope(line)) - 1)
+    return f"{percent:+.{int(abs(percent) < 10)}f}".replace("-", "−")
 
 
 def loss_by_tokens(line: str) -> tuple[list[float], list[float]]:

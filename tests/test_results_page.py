@@ -84,7 +84,7 @@ def test_tokens_by_hand(monkeypatch, tmp_path):
         assert results.slope("adamw") == pytest.approx(-0.3)
         assert results.slope("tokens-small") == pytest.approx(-0.3)  # of all runs of a study
         text = results.tokens("tokens-small", "adamw steps=100 - steps=200")
-        assert text == "100"  # twice the tokens
+        assert text == "−50 [−50, −50]"  # half of the tokens
     finally:
         results.view.cache_clear()
 
