@@ -184,7 +184,6 @@ BAD_INPUT = [
     ("report FILE", "does not exist; run it first"),
     ("report .", "has no study.yaml"),
     ("power FILE", "pilot: none is not valid; give the folder of a study"),
-    ("power FILE --sd nan", "sd: nan is not valid"),
     ("power FILE --pilot none", "study: no file or study 'none'"),
 ]
 

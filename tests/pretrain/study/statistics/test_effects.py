@@ -54,17 +54,13 @@ def reference(found, values, pairs=()):
     seeds = sorted({seed for by_seed in values.values() for seed in by_seed})
 
     def columns(levels, seed):
-        dummies = [
-            [float(level == at) for at in range(1, n)] for level, n in zip(levels, counts, strict=True)
-        ]
+        dummies = [[float(own == at) for at in range(1, n)] for own, n in zip(levels, counts, strict=True)]
         products = [a * b for one, other in pairs for a in dummies[one] for b in dummies[other]]
         return [1.0, *(float(seed == at) for at in seeds[1:]), *itertools.chain(*dummies), *products]
 
     runs = [(name, seed, value) for name, by_seed in values.items() for seed, value in by_seed.items()]
-    matrix, y = (
-        np.array([columns(found.rows[name], seed) for name, seed, _ in runs]),
-        [run[2] for run in runs],
-    )
+    matrix = np.array([columns(found.rows[name], seed) for name, seed, _ in runs])
+    y = [value for *_, value in runs]
     solved = np.linalg.lstsq(matrix, y, rcond=None)[0]
     degrees = len(y) - matrix.shape[1]
     covariance = np.sum((y - matrix @ solved) ** 2) / degrees * np.linalg.inv(matrix.T @ matrix)

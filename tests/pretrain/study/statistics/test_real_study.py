@@ -1,4 +1,4 @@
-"""The analysis of map-small's 256 runs against numpy: other columns, and means of what they predict."""
+"""The analysis of real studies against numpy: other columns, and means of what they predict."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pretrain.study.archive import read_archive
 from pretrain.study.file import find_study
 from pretrain.study.planning import read_study
+from pretrain.study.results import load_results
 from pretrain.study.statistics.effects import Effects
+from pretrain.study.summaries import build_view
+from tests.helpers.launch import ROOT
 from tests.pretrain.study.statistics.test_effects import numbers, reference
 
 LOSSES = Path(__file__).with_name("map-small.json")
 """Final validation losses by variant, as docs/log/map.md reports them."""
 LEVELS = 4
-PAIRS = list(itertools.combinations(range(5), 2))
 
 
 def of_map_small():
@@ -33,9 +36,14 @@ def effects():
     return of_map_small()[1]
 
 
-def test_every_effect_agrees_with_numpy(effects):
-    expected = list(reference(effects.design, effects.values, PAIRS))
-    assert len(effects.values) == 256 and len(expected) == 5 * LEVELS
+@pytest.mark.parametrize("name", ["map-small", "tokens-small", "map_muon-small"])
+def test_every_effect_agrees_with_numpy(effects, name):
+    if name != "map-small":
+        study = read_archive(ROOT / f"results/{name}.json")
+        effects = build_view(study, load_results(study)).effects
+    pairs = itertools.combinations(range(len(effects.design.levels)), 2) if effects.interactions else ()
+    expected = list(reference(effects.design, effects.values, list(pairs)))
+    assert effects.interactions == (name != "map_muon-small")
     np.testing.assert_allclose(numbers(effects), expected, rtol=0, atol=1e-10)
 
 
