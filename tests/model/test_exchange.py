@@ -3,8 +3,6 @@ fp64."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import assume, given
@@ -20,6 +18,7 @@ from tests.helpers.distributed import run_distributed
 from tests.helpers.fuzzing import fixed
 from tests.helpers.marks import slow
 from tests.model.parallel import Sent, build, example, many_differences, scaled_down, shared_grid
+from tests.model.random_models import draw_model
 
 # Everything is compared relative to its own largest value; see tests/model/parallel.py for gradients that are
 # zero.
@@ -139,28 +138,7 @@ def test_every_preset_scaled_down(tensor_parallel):
 def random_cases(draw: st.DrawFn) -> tuple[int, ModelConfig, int, int]:
     """t, a random model whose widths t divides, B and T that one of the forms can split."""
     t = draw(st.sampled_from([2, 3, 4]))
-    layers = draw(st.integers(1, 3))
-    heads = draw(st.lists(st.integers(0, 8), min_size=layers, max_size=layers))
-    kv_heads = [draw(st.sampled_from([k for k in range(1, h + 1) if h % k == 0] or [0])) for h in heads]
-    ffn_width = [t * draw(st.integers(0 if h else 1, 6)) for h in heads]
-    head_dim = [2 * t * draw(st.integers(1, 2)) if k % t else 2 * draw(st.integers(1, 4)) for k in kv_heads]
-    windows = [draw(st.one_of(st.none(), st.integers(1, 20))) for _ in heads]
-    kind = draw(st.sampled_from(["llama", "gpt2", "gptneo"]))
-    length = draw(st.integers(1, 16))
-    sizes: dict[str, Any] = {
-        "vocab_size": draw(st.integers(2, 40)),
-        "context_length": 16,
-        "d_model": draw(st.integers(3, 20)),
-    }
-    sizes |= {"ffn_width": ffn_width, "tie_embeddings": draw(st.booleans())}
-    schedules = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "local_window": windows}
-    if kind == "llama":
-        bases = draw(st.lists(st.sampled_from([None, 10.0, 1e4]), min_size=layers, max_size=layers))
-        sizes["rope_base"] = bases
-    if draw(st.booleans()):
-        sizes["block_width"] = draw(st.lists(st.integers(2, 24), min_size=layers, max_size=layers))
-    gate = draw(st.sampled_from(["none", "none", "head", "element"]))
-    config = block(kind, **sizes, **schedules, attention_gate=gate)
+    config, length = draw_model(draw, t), draw(st.integers(1, 16))
     batch = draw(st.integers(1, 5))
     try:
         plan_tensor_parallel(config.replace(context_length=length), t, batch)
@@ -177,7 +155,7 @@ def equals_one_rank(case):
 
 
 def test_random_schedules():
-    fixed(equals_one_rank, examples=12)
+    fixed(equals_one_rank, examples=16)
 
 
 def bytes_sent(config, batch, dtype, checkpointing=False):

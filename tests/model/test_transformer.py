@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -22,6 +24,9 @@ from model.errors import UserError
 from model.initialization import initialize
 from model.presets import preset
 from model.transformer import Transformer
+from tests.helpers.fuzzing import fixed, seeded
+from tests.model import parallel
+from tests.model.random_models import draw_model
 
 SIZES = {"vocab_size": 260, "context_length": 96, "d_model": 48, "ffn_width": 128}
 # Larger weights than a fresh model has, so that attention is far from uniform and mistakes show.
@@ -364,6 +369,41 @@ def test_per_layer_heads_against_a_plain_loop_in_fp64(name, options):
         assert model.loss_terms is None
     for (where, parameter), gradient in zip(weights.items(), gradients, strict=True):
         assert torch.allclose(parameter.grad, gradient, rtol=0, atol=1e-11), where
+
+
+@st.composite
+def random_cases(draw):
+    return draw_model(draw, t=1), draw(st.integers(1, 16)), draw(st.integers(0, 2))
+
+
+@given(random_cases())
+def equals_a_plain_loop(case):
+    config, length, way = case
+    model = parallel.build(config, torch.float64, **OPTIONS[way])
+    tokens, labels = parallel.example(config, 2, length)
+    weights = dict(model.named_parameters())
+    expected = plain_logits(config, weights, tokens)
+    loss = F.cross_entropy(expected.flatten(0, 1), labels.flatten())
+    assert parallel.relative(model(tokens), expected) <= 1e-12
+    found = model(tokens, labels)
+    if (labels == -100).all():
+        return
+    assert parallel.relative(found, loss) <= 1e-12
+    gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
+    found.backward()
+    floor = 1e-3 * max(gradient.abs().max() for gradient in gradients)  # some are zero but for rounding
+    for (where, parameter), gradient in zip(weights.items(), gradients, strict=True):
+        scale = gradient.abs().max().clamp(min=floor)
+        assert parallel.relative(parameter.grad, gradient, scale) <= 1e-12, where
+
+
+def test_random_schedules_against_a_plain_loop_in_fp64():
+    fixed(equals_a_plain_loop, examples=80)
+
+
+@pytest.mark.slow
+def test_many_random_schedules_against_a_plain_loop_in_fp64():
+    seeded(equals_a_plain_loop, examples=1000)
 
 
 @pytest.mark.parametrize("tied", [True, False])
