@@ -22,6 +22,7 @@ from pretrain.diagnostics.spectral_rates import (
 from pretrain.engine.layout import engine_flats
 from pretrain.optim.groups import run_groups
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.shapes import Shape, build
 from tests.helpers.training import broken_off, curve, nano_run
 
@@ -106,7 +107,7 @@ def look(run, shape):
 
 @pytest.mark.parametrize(
     ("ranks", "tensor_parallel", "stage"),
-    [(1, 1, 1), (2, 2, 2), (2, 2, 3), *[pytest.param(2, 1, 2, marks=pytest.mark.slow)]],
+    [(1, 1, 1), (2, 2, 2), (2, 2, 3), (1, 1, 3), (2, 2, 1), *slow([(2, 1, 2)])],
 )
 def test_exponents_of_an_engine(small_folder, tmp_path, ranks, tensor_parallel, stage):
     """The same in every shape of the world as numpy finds for the weights of step 0."""
