@@ -7,7 +7,7 @@ in step with the records in results/.
 A number of a page is followed by a comment that says where it comes from, ``<!--STUDY VALUE NAME-->``, such
 as ``<!--direction-small difference ascending - descending-->``; VALUES lists what can be asked. A picture
 ``pictures/STUDY-KIND.svg`` is drawn from the study's results with its text in the page as heading; the kinds
-are those of a study's report.
+are those of a study's report, and regret (docs/regret.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from statistics import linear_regression, mean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs.regret import draw_regret  # noqa: E402
 from model.errors import UserError  # noqa: E402
 from pretrain.study.archive import read_archive  # noqa: E402
 from pretrain.study.formulas import read_contrasts  # noqa: E402
@@ -173,7 +174,7 @@ def draw(text: str, folder: Path) -> Iterator[Path]:
     """Draw every picture of the page."""
     for match in PICTURE.finditer(text):
         path = folder / match["file"]
-        if not DRAWN[match["kind"]](view(match["name"]), path, match["heading"]):
+        if not (DRAWN | {"regret": draw_regret})[match["kind"]](view(match["name"]), path, match["heading"]):
             raise UserError(f"figures: {match['file']}: the results have nothing to draw")
         yield path
 

@@ -11,8 +11,10 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from docs import results
+from docs.regret import draw_regret, group_models
 from pretrain.study.archive import write_archive
 from pretrain.study.planning import parse_study
+from pretrain.study.summaries import build_view
 from tests.helpers.launch import ROOT
 from tests.helpers.planted_runs import plant
 from tests.pretrain.study.report.conftest import planted
@@ -22,6 +24,18 @@ MARKED = [match for match in results.MARK.finditer(TEXT) if not match["study"].s
 STUDIES = sorted({match["study"] for match in MARKED})
 
 
+HEADS = """
+recipe: micro
+seeds: 2
+settings: {steps: 80, architecture: {d_model: 128}}
+vary: {optimizer: {adamw: {}, muon: {optimizer: {kind: muon}}}}
+baseline: adamw.a4
+variants:
+  adamw.a4: {heads: 4x4, architecture: {d_model: 64}}
+  adamw.a2: {heads: 2x4, architecture: {d_model: 64}}
+  adamw.b4: {heads: 4x4}
+  adamw.b2: {heads: 2x4}
+"""
 TOKENS = """
 recipe: micro
 seeds: 2
@@ -87,6 +101,22 @@ def test_tokens_by_hand(monkeypatch, tmp_path):
         assert text == "−50 [−50, −50]"  # half of the tokens
     finally:
         results.view.cache_clear()
+
+
+def test_regret_by_hand(tmp_path):
+    """Two widths; the best of each has none, the others their paired differences from it."""
+    study = parse_study(HEADS, "s", tmp_path / "s")
+    loss = {run.name: 4 + 0.01 * at * run.seed for at, run in enumerate(study.runs)}
+    found = build_view(study, planted(study, loss))
+    groups = dict(group_models(found))
+    assert list(groups) == ["adamw, width 64", "adamw, width 128"]
+    wide = groups["adamw, width 128"]
+    assert [(point.heads, point.head_dim) for point in wide] == [(4, 32), (2, 64)]
+    value = {(run.variant, run.seed): loss[run.name] for run in study.runs}
+    expected = [value["adamw.b2", seed] - value["adamw.b4", seed] for seed in (1, 2)]
+    assert list(wide[0].regret.values()) == [0.0, 0.0]
+    assert list(wide[1].regret.values()) == pytest.approx(expected) and min(expected) > 0
+    assert draw_regret(found, tmp_path / "regret.svg", "Heading")
 
 
 def test_another_result_is_noticed(monkeypatch, tmp_path):
