@@ -29,7 +29,7 @@ class OptimizerConfig:
 
     kind: Literal["adamw", "muon"] = "adamw"
     """adamw uses AdamW for all parameters; muon uses Muon for the matrices of the blocks, and AdamW for
-    embeddings, LM head, norms and biases."""
+    embeddings, LM head, norms, biases and the gates of heads."""
     reset: bool = False
     """Allow a resumed run to change its optimizer: the weights are kept, the optimizer state is reset. It has
     no effect while the kind is the same."""
