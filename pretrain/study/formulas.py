@@ -86,9 +86,8 @@ def match_variants(name: str, where: str, levels: Levels, rows: Rows) -> tuple[l
         if (factor := name.rpartition("=")[0]) in levels:
             refuse(where, name, f"levels of {factor} are {', '.join(levels[factor])}")
         known = [*rows, *(each for of_factor in levels.values() for each in of_factor)]
-        valid = (
-            f"variants are {', '.join([*rows][:6])}{', …' if len(rows) > 6 else ''}; spaces part operators"
-        )
+        more = ", …" if len(rows) > 6 else ""
+        valid = f"variants are {', '.join([*rows][:6])}{more}; operators need spaces around them"
         refuse(where, name, suggest(name, known).removeprefix("; ") or valid)
     return found, len(chosen)
 

@@ -118,7 +118,7 @@ def parse_study(
     if study.tried and not file.pilot_seeds:
         raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
     for setting, values in study.tried.values():
-        read_labels(f"tune.{setting}", values)
+        read_labels(f"tune.{setting}", values, 32)
         if setting in flags:
             raise UserError(f"settings.{setting}: the study tries several values of it (tune); leave it out")
     if file.pilot_seeds and not study.tried:

@@ -84,9 +84,7 @@ def choose_all(
         if not known:
             valid = f"see the folder {PILOT} of the study's, and give other values"
             raise UserError(f"study: {name}: no value of {field} has a finite result of all pilots; {valid}")
-        best = (max if higher_is_better else min)(known, key=lambda each: each[0])[
-            1
-        ]  # the first of equal ones
+        _, best = (max if higher_is_better else min)(known, key=lambda each: each[0])  # of ties the first
         numbers = all(type(value) in (int, float) for value in values)
         at_edge = numbers and best in (min(values), max(values))
         tried_ones = [[at, y if math.isfinite(y) else None] for at, y in zip(values, means, strict=True)]

@@ -77,7 +77,7 @@ BAD_VALUES = [
         "architecture: 4: not the name of a setting; a text with",
     ),
     ("variants: {uniform: {}, b: {logging: {wandb: disabled}}}", "variants: 'b' is not valid; its runs are"),
-    ("contrasts: [uniform-prism]", "variants are uniform, prism; spaces part operators"),
+    ("contrasts: [uniform-prism]", "variants are uniform, prism; operators need spaces around them"),
     ("predict: {x: 8x4}", "predict: {'x': '8x4'} is not valid; it needs the effects of levels"),
     ("last_validations: 9", "measure: 'val_loss' is not valid; variant uniform measures it 1 times"),
     ("measure: val_accuracy", "measure: 'val_accuracy' is not valid; variant uniform measures it 0 times"),

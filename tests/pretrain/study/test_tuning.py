@@ -171,10 +171,10 @@ def test_pilots_of_several_factors_are_found(tmp_path, monkeypatch):
     [
         ({"pilot_seeds": None}, "pilot_seeds: missing"),
         ({"pilot_seeds": [2, 3]}, "pilot_seeds: [2, 3] is not valid; seed 2 is one of the study's"),
-        ({"tune": {"steps": [1]}}, "tune.steps: [1] is not valid; give from 2 to 16 levels"),
+        ({"tune": {"steps": [1]}}, "tune.steps: [1] is not valid; give from 2 to 32 levels"),
         ({"tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
         ({"tune": {"stesp": [1, 2]}}, "study: tune: stesp: unknown key; did you mean 'steps'"),
-        ({"tune": {"steps": [1, 1]}}, "tune.steps: [1, 1] is not valid; give from 2 to 16 levels, each once"),
+        ({"tune": {"steps": [1, 1]}}, "tune.steps: [1, 1] is not valid; give from 2 to 32 levels, each once"),
         ({"tune": {"heads": ["2,4", "a/b"]}}, "tune.heads: ['2,4', 'a/b'] is not valid"),
         ({"variants": {"plain": {}}, "contrasts": None, "tune": None}, "pilot_seeds: [11, 12] is not valid"),
     ],
