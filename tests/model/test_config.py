@@ -86,7 +86,7 @@ SCALING = {
     "high_freq_factor": 4.0,
     "original_context_length": 16,
 }
-WRONG = [
+WRONG: list[tuple[str, list[Any]]] = [
     ("vocab_size context_length d_model", [0, -1, 2**31, 48.5, True, "48", None, math.nan]),
     (
         "rope_base rotary_share",
