@@ -218,8 +218,7 @@ def read(view: View, targets: Mapping[int, float]) -> dict[str, Any]:
         for key in COSTS:
             values = Sample({seed: run[key] for seed, run in runs.items() if run["reached"]})
             logarithms = Sample({seed: math.log(value) for seed, value in values.items()})
-            first = base.setdefault(key, logarithms)
-            ratio = Sample({seed: each - first[seed] for seed, each in logarithms.items() if seed in first})
+            ratio = logarithms.subtract(base.setdefault(key, logarithms))
             found[key] = {"mean": values.mean, "count": len(values), "log_ratio": _numbers(ratio)}
         difference = _numbers(summary.differences)
         found["final_loss"] = {"mean": summary.values.mean, "count": len(runs), "difference": difference}

@@ -35,10 +35,7 @@ def group_models(view: View) -> Iterator[tuple[str, list[Point]]]:
             groups.setdefault(name, []).append((model.heads[0], model.layer_head_dim(0), each))
     for name, models in groups.items():
         best = min((each.values for *_, each in models), key=lambda values: values.mean or 0.0)
-        points = [
-            Point(heads, dim, Sample({seed: value - best[seed] for seed, value in each.values.items()}))
-            for heads, dim, each in models
-        ]
+        points = [Point(heads, dim, each.values.subtract(best)) for heads, dim, each in models]
         yield name, sorted(points, key=lambda point: point.head_dim)
 
 

@@ -42,6 +42,7 @@ MARK = re.compile(rf"(?P<text>{NUMBER})(?P<mark><!--(?P<study>\S+)\s(?P<value>\w
 PICTURE = re.compile(
     r"!\[(?P<heading>[^\]]+)\]\((?P<file>pictures/(?P<name>[\w.-]+)-(?P<kind>[a-z_]+)\.svg)\)"
 )
+PICTURES = DRAWN | {"regret": draw_regret}
 
 
 @functools.cache
@@ -174,7 +175,7 @@ def draw(text: str, folder: Path) -> Iterator[Path]:
     """Draw every picture of the page."""
     for match in PICTURE.finditer(text):
         path = folder / match["file"]
-        if not (DRAWN | {"regret": draw_regret})[match["kind"]](view(match["name"]), path, match["heading"]):
+        if not PICTURES[match["kind"]](view(match["name"]), path, match["heading"]):
             raise UserError(f"figures: {match['file']}: the results have nothing to draw")
         yield path
 

@@ -47,6 +47,10 @@ class Sample(dict[int, float]):
         known = len(self) > 1 and all(map(math.isfinite, self.values()))
         return paired.paired_interval(list(self.values())) if known else None
 
+    def subtract(self, other: Mapping[int, float]) -> Sample:
+        """The differences from *other*, for the seeds that both have."""
+        return Sample({seed: value - other[seed] for seed, value in self.items() if seed in other})
+
 
 Runs = Mapping[int, RunResult]
 """Runs of one variant by the study's seed, finished or not."""
@@ -88,8 +92,7 @@ class Summary:
 
     def differences_of(self, metric: Metric) -> Sample:
         """The same of another metric."""
-        values, others = collect_values(self.runs, metric), collect_values(self.controls, metric)
-        return Sample({seed: value - others[seed] for seed, value in values.items() if seed in others})
+        return collect_values(self.runs, metric).subtract(collect_values(self.controls, metric))
 
     @property
     def other_seeds(self) -> bool:
