@@ -231,8 +231,8 @@ class LLRConfig:
 
     apply: Literal["none", "each", "shuffled", "mean", "embeddings"] = "none"
     """Which factors multiply learning rates. each gives every matrix its own factor, as in the paper. The
-    other values are controls: the factors shuffled among the matrices, their mean for all matrices, or only
-    the factors of embeddings and head."""
+    other values are controls: the factors shuffled among the matrices (embeddings and head keep theirs),
+    their mean for all matrices, or only the factors of embeddings and head."""
     measure: Literal["exponent", "excess"] = "exponent"
     """exponent measures the tail exponent, as in the paper; excess subtracts that of a random matrix of the
     same shape."""

@@ -90,9 +90,8 @@ def assign_factors(
     mapped = map_exponents([*exponents.values()], config.low, config.high)
     factors = dict(zip(exponents, mapped, strict=True)) | dict.fromkeys(follow, max(mapped))
     if config.apply == "shuffled":
-        order = [*factors.values()]
-        random.Random(seed).shuffle(order)
-        return dict(zip(factors, order, strict=True))
+        random.Random(seed).shuffle(mapped)  # the others keep theirs: a control that moves them is none
+        return factors | dict(zip(exponents, mapped, strict=True))
     if config.apply == "mean":
         return dict.fromkeys(factors, sum(factors.values()) / len(factors))
     if config.apply == "embeddings":

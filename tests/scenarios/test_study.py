@@ -68,7 +68,7 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(small_folder, tmp_pat
     folder = tmp_path / "stopped"
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen(
-            study("run", file, "--out", folder),
+            study("run", file, "--out", folder, "--parallel", "1"),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -81,7 +81,7 @@ def test_a_study_that_was_stopped_ends_as_one_that_was_not(small_folder, tmp_pat
         process.send_signal(number)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == (130 if number == signal.SIGINT else 75), output
-        assert "continue" in output
+        assert re.search(r"^continue head-schedules study run .* --parallel 1$", output, re.MULTILINE), output
     finish("run", folder)  # the folder says the rest
     finish("report", folder)
 

@@ -49,6 +49,7 @@ def run_study(
     if sbatch and not slurm:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
     refuse_other_kind(study.folder, "study", "out")
+    resume = study.command("run") + (f" --parallel {parallel}" if parallel else "")
     if study.untuned:
         print_lines(f"pilots   of {shorten_names(study.untuned)}: values of one setting")
         pilot = build_pilot(study)
@@ -59,11 +60,10 @@ def run_study(
                 register(study)
             code = run_study(pilot, parallel, slurm, sbatch, dry_run)
             if dry_run or slurm or list_untried(pilot):
-                print_lines(f"then     {study.command('run')} again, when these runs are finished")
+                print_lines(f"then     {resume} again, when these runs are finished")
                 return code
-        _choose(study, pilot, dry_run)
-        if dry_run:
-            return 0
+        if _choose(study, pilot, dry_run) or dry_run:
+            return int(not dry_run)
         tuned = parse_study(study.text, study.name, study.folder, source=study.source)
         study = replace(tuned, recorded=study.recorded)
     check_settings(study)
@@ -99,15 +99,16 @@ def run_study(
     for name, reason in failed.items():
         print_lines(f"failed   {name}: {reason} (logs/{name}.log)")
     if left:
-        print_lines(f"continue {study.command('run')}")
+        print_lines(f"continue {resume}")
     print_lines(f"next     {study.command('report')}")
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return 1 if failed else 0
 
 
-def _choose(study: Study, pilot: Study, dry_run: bool) -> None:
-    """Choose each variant's value from the pilots that are finished, and write it down."""
+def _choose(study: Study, pilot: Study, dry_run: bool) -> bool:
+    """Choose each variant's value from the pilots that are finished, and write it down; whether one of them
+    is an edge of the values that were tried, so that a better one may lie outside."""
     view = View(pilot, load_results(pilot), study.file.measure, study.file.last_validations)
     results = {each.variant: each.values for each in view.summaries}
     names = {study.variants[name].folder: name for name in study.untuned}
@@ -115,10 +116,11 @@ def _choose(study: Study, pilot: Study, dry_run: bool) -> None:
     chosen = choose_all(tried, study.file.pilot_seeds or [], results, view.better == "higher")
     tuned = {names[folder]: each for folder, each in chosen.items()}
     for name, each in tuned.items():
-        edge = ", an edge of the values that were tried" if each.at_edge else ""
+        edge = "; none beyond it was tried: add one to tune, or run again to use it" if each.at_edge else ""
         print_lines(f"tuned    {name}: {each.field} {label(each.value)}{edge}")
     if not dry_run:
         write_tuned(study.folder, {**study.tuned, **tuned})
+    return any(each.at_edge for each in tuned.values())
 
 
 def list_untried(pilot: Study) -> list[PlannedRun]:

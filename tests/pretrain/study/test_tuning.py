@@ -140,14 +140,14 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
         dispatch(["task", str(path), "0", "--out", str(folder)])
     assert dispatch(["run", str(path), "--out", str(folder), "--dry_run"]) == 0
     printed = capsys.readouterr().out
-    assert "tuned    plain: optimizer.learning_rate 0.002" in printed
-    assert "tuned    slow: muon.learning_rate 0.004, an edge of the values that were tried" in printed
+    assert "tuned    plain: optimizer.learning_rate 0.002\n" in printed
+    assert "slow: muon.learning_rate 0.004; none beyond it was tried: add one to tune, or run" in printed
     assert not (folder / TUNED_FILE).exists()
     started = []
     monkeypatch.setattr(Scheduler, "run", lambda self: started.append(self.study) or {})
-    assert dispatch(["run", str(path), "--out", str(folder)]) == 0
-    (trained,) = started
-    assert trained.untuned == []
+    # The first command stops at an edge; the same again accepts it.
+    assert [dispatch(["run", str(path), "--out", str(folder)]) for _ in range(2)] == [1, 0]
+    assert [each.untuned for each in started] == [[]]
     assert json.loads((folder / TUNED_FILE).read_text())["slow"]["at_edge"] is True
     rows = table_of(build_view(study(folder), []), "tuned")
     assert rows[2]["chosen"] == "0.004 (an edge)" and {row["values tried"] for row in rows} == {"3"}
