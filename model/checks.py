@@ -109,15 +109,15 @@ def _check_attention(config: ModelConfig, layer: int, heads: int) -> None:
 
 
 def _check_rotary(config: ModelConfig, layer: int, head_dim: int) -> None:
-    """Check that a layer rotates an even number of its heads' dims."""
+    """Check that a layer rotates an even number of its heads' dims, up to the digits of a written share."""
     dims = config.layer_share(layer) * head_dim
-    if config.layer_base(layer) is not None and abs(dims / 2 - max(1, round(dims / 2))) > 1e-9:
+    if config.layer_base(layer) is not None and abs(dims / 2 - max(1, round(dims / 2))) > 1e-3:
         low = int(dims) // 2 * 2
         valid = [f"{count / head_dim:.6g}" for count in (low, low + 2) if 0 < count <= head_dim]
         raise UserError(
             f"rotary_share: layer {layer} rotates {config.layer_share(layer):g} of a head dim of "
             f"{head_dim}, {dims:g} of its dims; they must be an even number; nearest valid: "
-            f"{' or '.join(valid)}"
+            f"{' or '.join(valid) or 'none, with such a head dim'}"
         )
 
 

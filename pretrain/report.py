@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from model.config import ModelConfig
 from model.documents import varlen_head_dim
 from model.errors import UserError
 from model.kernels import GpuKernel, gpu_kernel
@@ -110,10 +111,7 @@ def _describe_compiling(session: Session, verbose: bool) -> str:
     found, model = session.decisions.compile, session.model_config
     if not found.value:
         return f"no ({found.reason})"
-    layers = range(model.num_layers)
-    sizes = (model.heads.__getitem__, model.layer_kv_heads, model.layer_head_dim, model.layer_window)
-    widths = (model.layer_ffn_width, model.layer_width)
-    shapes = len({tuple(of(layer) for of in (*sizes, *widths)) for layer in layers})
+    shapes = len({_block_shape(model, layer) for layer in range(model.num_layers)})
     about = human_seconds(GRAPH_SECONDS * (shapes + 2))
     reason = f" ({found.reason})" if verbose else ""
     return (
@@ -121,6 +119,16 @@ def _describe_compiling(session: Session, verbose: bool) -> str:
         f"norm and the loss, which takes about {about} on an idle machine, or some seconds from torch's "
         "cache; the first validation compiles them again"
     )
+
+
+def _block_shape(model: ModelConfig, layer: int) -> tuple[object, ...]:
+    """What layers have in common that share a compiled graph."""
+    widths = model.layer_width(layer), model.layer_ffn_width(layer)
+    if not model.heads[layer]:
+        return widths
+    heads = model.heads[layer], model.layer_kv_heads(layer), model.layer_head_dim(layer)
+    rotated = (model.layer_rotary(layer) or (0, 0.0))[0]
+    return *widths, *heads, model.layer_window(layer), rotated
 
 
 def _describe_fused(session: Session) -> str:

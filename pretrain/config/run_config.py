@@ -348,7 +348,9 @@ class RunConfig:
             if isinstance(text := given.get(name), str) and "(" in text:
                 allocation = parse_allocation(text, 1 if blocks is None else MULTIPLE, blocks=bool(blocks))
                 widths = allocation.widths(model.num_layers)
-                if excess := allocation.describe_excess(widths):
+                if name == "ffn_width" and model.block_width is not None:
+                    lines += _describe_ffns(model, allocation.mean)
+                elif excess := allocation.describe_excess(widths):
                     lines.append(
                         f"the {len(widths)} layers' {name} {excess}: {text} is rounded to multiples of "
                         f"{allocation.multiple}"
@@ -393,6 +395,18 @@ class RunConfig:
         values = self.to_dict()
         del values["recipe"]
         return format_yaml(values)
+
+
+def _describe_ffns(model: ModelConfig, mean: int) -> list[str]:
+    """By how much the parameters of FFNs, which follow the products of FFN and block widths, exceed those of
+    uniform ones; nothing if by less than a thousandth."""
+    layers = range(model.num_layers)
+    found = sum(model.layer_width(layer) * model.layer_ffn_width(layer) for layer in layers)
+    share = found / (model.num_layers * model.d_model * mean) - 1
+    if abs(share) < 1e-3:
+        return []
+    excess = f"{100 * abs(share):.1f} % {'more' if share > 0 else 'fewer'} parameters"
+    return [f"the FFNs have {excess} than uniform ones of {mean:,}: they follow block_width x ffn_width"]
 
 
 def _tuples_as_lists(value: Any) -> Any:

@@ -115,12 +115,12 @@ def measure_exponents(
 
 @declared(NAME)
 class Factors:
-    """The factors by group: the record ``llr``."""
+    """The factors by matrix, whose group may change with the rules of a resumed run: the record ``llr``."""
 
     step: NonNegativeInt = 0
     """At which they were last measured."""
     before: dict[str, PositiveFloat] = field(default_factory=dict)
-    """The factors of the step before it; 1 for a group that is not there."""
+    """The factors of the step before it; 1 for a matrix that is not there."""
     after: dict[str, PositiveFloat] = field(default_factory=dict)
     """Those that are reached after the transition."""
 
@@ -178,11 +178,10 @@ class SpectralRates(Hook):
             exponents = {name: value for name, value in exponents.items() if math.isfinite(value)}
             factors = assign_factors(exponents, self.follow, self.config, self.session.run.seed)
             present = self._record.at(max(0, state.step - 1), self.transition)
-            names = {name: self.groups[name].name for name in factors}
-            after = dict.fromkeys(present, 1.0) | {names[n]: factor for n, factor in factors.items()}
-            self._record = Factors(state.step, present, after)
+            self._record = Factors(state.step, present, dict.fromkeys(present, 1.0) | factors)
             state.records[NAME] = Record(to_dict(self._record))
             values = {f"llr/exponent/{name}": value for name, value in exponents.items()}
             values |= {f"llr/factor/{name}": value for name, value in factors.items()}
-        self.session.rates.factors = self._record.at(state.step, self.transition)
+        now = self._record.at(state.step, self.transition)
+        self.session.rates.factors = {self.groups[name].name: factor for name, factor in now.items()}
         return HookResult(values)

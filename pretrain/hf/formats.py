@@ -88,15 +88,18 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
         valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
         # No learned positions have a base; Llama and Qwen3 have the scaling in their rope_parameters.
         held = name == "rope_scaling" and chosen != "gpt2"
+        rotated = {model.layer_share(layer) for layer in model.attention_layers}
+        held |= name == "rotary_share" and rotated <= {1.0}
         held |= name == "rope_base" and (isinstance(model.rope_base, float) or chosen == "smollm3")
         if theirs[chosen] is None and not held:
             valid = [switches[name]]
         if valid and getattr(model, name) not in valid:
             problems.append(f"{name} {getattr(model, name)!r} ({' or '.join(map(repr, valid))})")
-    windows = {window for window in model.local_window or () if window is not None}
+    seen = {model.layer_window(layer) for layer in model.attention_layers}
+    windows = seen - {None}
     windowed = chosen in ("qwen2", "qwen3", "smollm3")
     if chosen == "mistral":
-        if len(windows) != 1 or None in (model.local_window or ()):
+        if len(seen) != 1 or not windows:
             problems.append("local_window (the same in every layer)")
     elif len(windows) > windowed:
         problems.append(f"local_window ({'one window' if windowed else 'no window'})")
@@ -265,7 +268,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
         )
     if chosen in LLAMA_LIKE:
         settings["rope_theta"] = next(filter(None, _bases(model)), 10000.0)
-    windows = [model.layer_window(layer) for layer in layers]
+    windows = [model.layer_window(layer) if model.heads[layer] else None for layer in layers]
     usual = mode(window for window in windows[::-1] if window) if any(windows) else None
     kinds = [_SLIDING if window else "full_attention" for window in windows]
     if chosen in LLAMA_LIKE:

@@ -132,16 +132,18 @@ def count_work(
             dim = config.layer_head_dim(layer)
             attention[dim] = attention.get(dim, 0.0) + flops * batch.accumulation
     rows = config.padded_vocab_size(t)
-    head = (config.classes or rows) * config.d_model / t
-    moved += 2 * 3 * rows / t
+    outputs = config.classes or rows
+    head = outputs * config.d_model / t
+    moved += 2 * 3 * outputs / t
     # Each product of the LM head's gradient is added to those before it in fp32 (10 bytes), then all scaled.
-    sums = len(token_products(math.ceil(tokens), rows // t, "cuda")) if t == 1 else 0
+    summed = t == 1 and config.classes is None
+    sums = len(token_products(math.ceil(tokens), rows, "cuda")) if summed else 0
     parameters = sum(parameter.elements for parameter in rank_parameters(config, t))
     products = tokens * (6 * (per_layer + head) + 2 * recomputed * per_layer) * batch.accumulation
-    products += muon_flops(config) / (batch.data_parallel * t) if settings.muon else 0.0
+    replicas = batch.data_parallel * settings.context_parallel
+    products += muon_flops(config) / (replicas * t) if settings.muon else 0.0
     moved *= 1 if compiled else UNCOMPILED
     bytes_moved = batch.accumulation * (tokens * moved + (10 * sums + 22) * head)
-    replicas = batch.data_parallel * settings.context_parallel
     return Work(products, attention, bytes_moved + STEP_BYTES * parameters / replicas)
 
 

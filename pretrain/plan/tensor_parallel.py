@@ -83,6 +83,7 @@ def plan_tensor_parallel(
         one_way = exchange_elements(
             form, ranks, tokens, config.attention_width(layer) // t, config.kv_width(layer) // t
         )
+        parts = (config.heads[layer] > 0) + (config.layer_ffn_width(layer) > 0)
         layers.append(
             LayerPlan(
                 layer=layer,
@@ -93,12 +94,14 @@ def plan_tensor_parallel(
                 ranks=ranks,
                 form=form,
                 exchange_bytes=2 * one_way * size,
-                all_reduce_bytes=4 * _ring_bytes(tokens * config.layer_width(layer) * size, t),
+                all_reduce_bytes=2 * parts * _ring_bytes(tokens * config.layer_width(layer) * size, t),
             )
         )
     # Embedding forward, LM head backward; the largest, the sum and the label's logit of each token (fp64
-    # at fp64).
-    outside = 2 * _ring_bytes(tokens * config.d_model * size, t) + _ring_bytes(3 * tokens * max(4, size), t)
+    # at fp64). Every rank has a classifier's whole head.
+    outside = _ring_bytes(tokens * config.d_model * size, t)
+    if config.classes is None:
+        outside += outside + _ring_bytes(3 * tokens * max(4, size), t)
     return ParallelPlan(t, micro_batch, config.context_length, tuple(layers), outside if t > 1 else 0)
 
 

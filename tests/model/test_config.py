@@ -149,6 +149,13 @@ def test_schedules_of_fractions_are_text_too(text):
     assert llama(heads=(1, 2, 3), rotary_share=text).rotary_share == FLOATS[text]
 
 
+def test_a_share_may_have_the_digits_that_an_error_shows():
+    """Of twelve dims a third, as written."""
+    with pytest.raises(UserError, match=r"nearest valid: 0\.333333 or 0\.5"):
+        llama(heads=(4, 4, 4), rotary_share=0.4)
+    assert llama(heads=(4, 4, 4), rotary_share=0.333333).layer_rotary(0) == (4, 10000.0)
+
+
 def test_no_positions_in_any_layer():
     """One value for all layers, in every spelling."""
     for given in (None, "null", "nullx3", (None, None, None)):

@@ -41,6 +41,7 @@ MODERN = GROUPED.replace(
     attention_scale_base=16,
 )
 CLASSIFIER = WIDE.replace(classes=5)
+ABSENT = GROUPED.replace(heads=(3, 0, 6, 2, 0), kv_heads=(3, 0, 3, 2, 0), ffn_width=(48, 48, 0, 0, 48))
 # Widths of the residual stream that no degree divides; key/value and attention widths that all divide.
 CROSS = block(
     "llama", **SHAPE, d_model=25, block_width=(31, 17, 9, 25), heads=(2, 1, 4, 2), head_dim=(12, 12, 6, 12)
@@ -172,7 +173,16 @@ def bytes_sent(config, batch, dtype, checkpointing=False):
     [(2, torch.bfloat16, "bf16"), (3, torch.float64, "fp64"), (4, torch.float32, "fp32")],
 )
 def test_bytes_sent_equal_the_plan(tensor_parallel, dtype, name):
-    for config, batch in ((GROUPED, 12), (GROUPED, 1), (WINDOWS, 12), (WINDOWS, 1), (VARYING[3], 12)):
+    cases = (
+        (GROUPED, 12),
+        (GROUPED, 1),
+        (WINDOWS, 12),
+        (WINDOWS, 1),
+        (VARYING[3], 12),
+        (ABSENT, 12),
+        (CLASSIFIER, 12),
+    )
+    for config, batch in cases:
         expected = plan_tensor_parallel(config, tensor_parallel, batch, name)
         for sent in run_distributed(bytes_sent, tensor_parallel, config, batch, dtype):
             exchanged = sent["all_to_all_single"] + sent["all_gather_into_tensor"]

@@ -195,6 +195,8 @@ SHAPES = [
     ({}, 1, "1 block shape, the final norm and the loss, which takes about 30s"),
     ({"heads": (2, 4, 8, 8)}, 3, "3 block shapes, the final norm and the loss, which takes about 50s"),
     ({"local_window": (8, None, None, 8)}, 2, "2 block shapes"),
+    ({"rope_base": (1e4, None, 1e5, None)}, 2, "2 block shapes"),
+    ({"heads": (4, 0, 4, 0), "local_window": (None, 8, None, None)}, 2, "2 block shapes"),
     ({"ffn_width": (64, 96, 128, 160)}, 4, "4 block shapes"),
 ]
 

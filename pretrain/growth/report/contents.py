@@ -63,7 +63,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
     rows = read_metrics(folder) if record else []
     if rows := [row for row in rows if row["step"] <= step]:
         written.append(draw_growth(rows, out / "growth.png"))
-    by_layer = worths.heads.groupby("layer")
+    layers = [worths.heads[worths.heads["layer"] == layer] for layer in range(len(heads))]
     report = {
         "run": str(source.run_folder),
         "step": step,
@@ -75,9 +75,9 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
         "text": text,
         "windows": worths.windows,
         "loss": worths.loss,
-        "worths": by_layer["worth"].apply(list).tolist(),
-        "standard_errors": by_layer["error"].apply(list).tolist(),
-        "gates": by_layer["gate"].apply(list).tolist() if "gate" in worths.heads else None,
+        "worths": [rows["worth"].tolist() for rows in layers],
+        "standard_errors": [rows["error"].tolist() for rows in layers],
+        "gates": [rows["gate"].tolist() for rows in layers] if "gate" in worths.heads else None,
         "removal": worths.curve.to_dict("records"),
         "removable_share": worths.removable["share"],
         "growth": record,

@@ -115,6 +115,11 @@ def test_heads_of_an_allocation_have_the_models_layers():
             "--architecture.block_width waist(128,multiple=64) --heads 8x4",
             ["the 4 layers' block_width have 16.8 % more parameters"],
         ),
+        (  # 192 x 512 + 64 x 256 + 64 x 256 + 192 x 512 for 4 x 128 x 384
+            "--heads 8x4 --architecture.block_width 192,64,64,192 "
+            "--architecture.ffn_width ends(384,multiple=256)",
+            ["the FFNs have "],
+        ),
     ],
 )
 def test_a_budget_that_is_missed_is_described(given, expected):

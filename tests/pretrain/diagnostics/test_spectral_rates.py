@@ -24,7 +24,7 @@ from pretrain.optim.groups import run_groups
 from tests.helpers.distributed import run_distributed
 from tests.helpers.marks import slow
 from tests.helpers.shapes import Shape, build
-from tests.helpers.training import broken_off, curve, nano_run
+from tests.helpers.training import broken_off, curve, nano_run, session
 
 LLR = "--llr.apply each --llr.every 2 --llr.until 4 --llr.transition 3 --llr.least 12"
 
@@ -144,3 +144,16 @@ def test_a_resumed_run_is_bit_identical(small_folder, tmp_path):
     assert rows[7][group] == pytest.approx(
         rows[7]["lr/base/no_decay"] * measured[2][f"llr/factor/{name}"], rel=1e-9, abs=1e-12
     )
+
+
+def test_factors_stay_with_their_matrices_under_new_rules(small_folder, tmp_path):
+    flags = f"{LLR} --validation.every 0 --name it --steps".split()
+    assert run_distributed(session, 1, nano_run(small_folder, tmp_path, *flags, "8"))[0][1] is None
+    rule = ("--lr_rules", "[{name: slow, parameters: [q, k], scale: 0.9}]")
+    longer = nano_run(small_folder, tmp_path, *flags, "10", *rule)
+    assert run_distributed(session, 1, longer)[0][1] is None
+    before, after = curve(longer.folder)[7:9]
+    for matrix in ("layers.1.attention.q", "layers.3.attention.k"):
+        factor = before[f"lr/base/{matrix}/decay"] / before["lr/base/no_decay"]
+        now = after[f"lr/slow/{matrix}/decay"] / after["lr/base/no_decay"]
+        assert factor > 1.01 and now == pytest.approx(0.9 * factor)

@@ -17,7 +17,7 @@ from tests.helpers.training import nano_run, session
 @pytest.fixture(scope="module")
 def run(small_folder, tmp_path_factory):
     """A run with a schedule that does not grow."""
-    flags = ("--steps", "2", "--validation.sequences", "6")
+    flags = ("--steps", "2", "--validation.sequences", "6", "--heads", "2,0,4,4")
     made = nano_run(small_folder, tmp_path_factory.mktemp("runs"), *flags)
     assert run_distributed(session, 1, made, timeout=120)[0][1] is None
     return made.folder

@@ -34,7 +34,8 @@ MIXED: dict[str, dict[str, Any]] = {
     "the default recipe's": {"attention_scale": "head_dim", "attention_scale_base": 8},
     "groups": {"heads": (4, 6, 2), "kv_heads": (2, 3, 1), "attention_bias": "all"},
     "no scale": {"attention_scale": "none", "qk_norm": "plain"},
-    "absent": {"heads": (0, 3, 4), "ffn_width": (96, 0, 128), "local_window": (None, 16, None)},
+    "absent": {"heads": (0, 3, 4), "ffn_width": (96, 0, 128), "local_window": (8, 16, None)}
+    | {"rotary_share": (0.5, 1, 1)},
     "muP": {"parametrization": "mup", "base_width": 20, "attention_scale": "constant"}
     | {"attention_scale_base": 16, "tie_embeddings": True},
 }

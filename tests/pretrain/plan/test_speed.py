@@ -16,7 +16,7 @@ from model.presets import preset
 from pretrain.engine.batch import BatchPlan
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.plan.command import main
-from pretrain.plan.speed import Work, assumed_rates, count_work, muon_flops, rate_for, read_rates
+from pretrain.plan.speed import STEP_BYTES, Work, assumed_rates, count_work, muon_flops, rate_for, read_rates
 
 ONE = BatchPlan(sequences=8, micro_batch=8, accumulation=1, data_parallel=1)
 SETTINGS = EngineSettings(fused="all")
@@ -62,6 +62,29 @@ def test_ranks_share_the_work():
     parts = dataclasses.replace(SETTINGS, context_parallel=2)
     assert count_work(config, parts, ONE, 1, compiled=True).products == whole.products / 2
     assert count_work(config, SETTINGS, ONE, 1, compiled=False).bytes > 2 * whole.bytes
+
+
+def test_the_matrices_of_muon_are_spread_over_all_ranks():
+    config, muon = block("llama", **SMALL, heads=(2, 4)), dataclasses.replace(SETTINGS, muon=True)
+    spread = dataclasses.replace(muon, context_parallel=2), dataclasses.replace(SETTINGS, context_parallel=2)
+    with_it, without = (count_work(config, each, ONE, 2, compiled=True).products for each in spread)
+    assert with_it - without == pytest.approx(muon_flops(config) / 4)
+
+
+def test_a_classifier_moves_the_logits_of_its_classes():
+    config = block("llama", **SMALL, heads=(2, 4))
+    moved = [
+        count_work(each, SETTINGS, ONE, 1, compiled=True)
+        for each in (config.replace(classes=n) for n in (2, 3))
+    ]
+    parameters = moved[1].products - moved[0].products
+    assert (
+        parameters == 6 * 8 * 64 * 48
+        and moved[0].bytes < count_work(config, SETTINGS, ONE, 1, compiled=True).bytes
+    )
+    logits, gradient = 6 * 8 * 64, 22 * 48  # bf16, three times; see count_work
+    step = moved[1].bytes - moved[0].bytes - logits - gradient
+    assert step == pytest.approx(48 * STEP_BYTES)
 
 
 def test_muon_adds_five_iterations():
