@@ -56,7 +56,7 @@ def check_world(world_size: int, tensor_parallel: int, context_parallel: int = 1
         valid = ", ".join(map(str, divisors(world_size)))
         raise UserError(
             f"tensor_parallel: {tensor_parallel!r} does not divide the {world_size} rank"
-            f"{'s' if world_size > 1 else ''} of this run; valid values are {valid}"
+            f"{'s' if world_size > 1 else ''} of this run; valid values are {valid}{_offer_ranks(world_size)}"
         )
     replicas = world_size // tensor_parallel
     if type(context_parallel) is not int or context_parallel < 1 or replicas % context_parallel:
@@ -65,7 +65,12 @@ def check_world(world_size: int, tensor_parallel: int, context_parallel: int = 1
         raise UserError(
             f"context_parallel: {context_parallel!r} does not divide the {world_size} "
             f"rank{'s' if world_size > 1 else ''} of this run{each}; valid values are {valid}"
+            f"{_offer_ranks(world_size)}"
         )
+
+
+def _offer_ranks(world_size: int) -> str:
+    return "; deepspeed --num_accelerators N starts N ranks" if world_size == 1 else ""
 
 
 def check_tensor_parallel(

@@ -244,7 +244,7 @@ def context_table(config: ModelConfig, context_parallel: int, dtype: str) -> str
         tensor = None
 
     def mebibytes(number: int | None) -> str:
-        return "refused" if number is None else f"{number / 2**20:,.2f}"
+        return "-" if number is None else f"{number / 2**20:,.2f}"
 
     header = ["layers", "heads", "kv", "head dim", "form", "sent", "Ulysses", "ring or gather", "tensor"]
     rows, totals = [], [0, 0, 0, 0]

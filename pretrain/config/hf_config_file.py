@@ -278,9 +278,10 @@ def read_model(folder: str | Path) -> FolderModel:
     path = Path(folder) / "config.json"
     if not path.exists():
         problem = "has no config.json" if path.parent.is_dir() else "is not a folder or does not exist"
-        raise UserError(
-            f"model: {str(folder)!r} {problem}; give an exported folder or a run's folder, such as runs/NAME"
-        )
+        valid = "an exported folder or a run's folder, such as runs/NAME"
+        if (Path(folder) / "config.yaml").is_file():
+            problem, valid = "is a run's folder", "one in Hugging Face format, such as hf/NAME"
+        raise UserError(f"model: {str(folder)!r} {problem}; give {valid}")
     written, where = read_json_object(path, "model"), f"model: {path}"
     kind = written.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:

@@ -26,6 +26,9 @@ def load_named_model(name: str) -> ModelConfig:
     """A preset, or the configuration in a ``.json`` file. Raises UserError for an unknown name and a bad
     file."""
     if not name.endswith(".json"):
+        if "/" in name:
+            recipe = "; give a recipe as --config" if name.endswith((".yaml", ".yml")) else ""
+            raise UserError(f"model: {quote(name)} is neither a run's folder nor a .json file{recipe}")
         return preset(name)
     values = read_json(Path(name), "model")
     if isinstance(values, dict):

@@ -142,8 +142,10 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
     """
     if wanted != "auto":
         if problems := explain_unsupported(model, wanted):
+            fitting = [name for name in FORMATS[1:] if not explain_unsupported(model, name)]
             raise UserError(
-                f"format: {wanted!r} cannot hold this model: {', '.join(problems)}; valid: native or auto"
+                f"format: {wanted!r} cannot hold this model: {', '.join(problems)}; valid: "
+                f"{', '.join([*fitting, 'native'])} or auto"
             )
         return wanted
     for plain in FORMATS[1:]:

@@ -163,7 +163,7 @@ def open_metrics(path: Path) -> IO[bytes] | None:
         ) from None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Return the rows of a metrics file in order of step, with rows of the same step merged into one; none
     without a file.
 
@@ -233,7 +233,8 @@ def to_plain_value(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _find_file(path: Path) -> Path:
+def _find_file(path: str | Path) -> Path:
+    path = Path(path)
     return path if path.name == FILE_NAME or not path.is_dir() else path / FILE_NAME
 
 

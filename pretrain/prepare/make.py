@@ -257,9 +257,10 @@ def describe_uneven_split(fraction: float, training: SplitEntry, validation: Spl
     if fraction / 2 <= share <= 2 * fraction:
         return ""
     return (
-        f"{validation.documents:,} of {training.documents + validation.documents:,} documents, with "
-        f"{share:.1%} of the tokens, are held out for validation, in place of {fraction:.3g} of them: with "
-        "few documents the share is random; --validation_text PATH chooses them"
+        f"{share:.1%} of the tokens ({validation.documents:,} of "
+        f"{training.documents + validation.documents:,} documents) are held out for validation; "
+        f"{fraction:.1%} were requested. With few documents the share is random; "
+        "--validation_text PATH chooses them"
     )
 
 

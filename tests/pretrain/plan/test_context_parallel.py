@@ -100,7 +100,7 @@ def test_what_is_printed(capsys):
     printed = capsys.readouterr().out
     assert "heads over 2, keys over 2" in printed and "heads over 4, keys over 2" in printed
     (row,) = (line.split() for line in printed.split("c = 8")[0].splitlines() if line.startswith("0-1 "))
-    assert row == ["0-1", "3", "3", "256", "keys", "over", "4", "6.75", "refused", "6.75", "14.62"]
+    assert row == ["0-1", "3", "3", "256", "keys", "over", "4", "6.75", "-", "6.75", "14.62"]
     assert presets.main(["context", "--model", "prism-124m", "--context_parallel", "3"]) == 2
 
 

@@ -107,7 +107,7 @@ def test_a_share_far_from_the_requested_one_is_reported():
     """5 % of 60 documents is three; one of them alone may be held out."""
     training, few, many = SplitEntry(59, None, 9930), SplitEntry(1, None, 70), SplitEntry(1, None, 1200)
     expected = (
-        "1 of 60 documents, with 0.7% of the tokens, are held out for validation, in place of 0.05 of them"
+        "0.7% of the tokens (1 of 60 documents) are held out for validation; 5.0% were requested. With few"
     )
     assert describe_uneven_split(0.05, training, few).startswith(expected)
     assert "with 10.8% of the tokens" in describe_uneven_split(0.05, training, many)
