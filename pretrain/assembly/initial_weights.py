@@ -112,9 +112,12 @@ def begin_from(run: RunConfig, asked: ModelConfig, tokenizer: Tokenizer, world: 
         if difference := tokenizer_difference(source.tokenizer, tokenizer):
             problems.append(f"tokenizer: {difference}")
         if problems:
+            advice = "leave --model and these settings out"
+            if difference:
+                advice = "give --data that was prepared with its tokenizer (prepare --tokenizer FOLDER)"
             raise UserError(
                 f"init_from: the weights of {source.origin} do not fit this run ({'; '.join(problems)}); "
-                "leave --model and these settings out, or give another source"
+                f"{advice}, or give another source"
             )
         state = TrainingState(
             model=model.to_json(), data=DataIdentity(tokenizer_hash(tokenizer)), origin=source.origin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -156,6 +157,9 @@ class CommandParser(argparse.ArgumentParser):
         elif message.startswith(unknown):
             given = message.removeprefix(unknown)
             message = f"{quote(given, plain=bool(given.strip()))}: not expected here"
+        elif choice := re.match(r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)", message):
+            valid = choice[3].replace("'", "")
+            message = f"{choice[1].lower()}: {choice[2]} is not valid; give one of {valid}"
         raise UserError(message)
 
     def _commands(self) -> dict[str, CommandParser]:

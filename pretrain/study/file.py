@@ -164,7 +164,7 @@ def find_study(name: str | Path, near: Path | None = None) -> Path:
     for path in (Path(name), *beside[:1], STUDIES / f"{name}.yaml", *beside[1:]):
         if path.is_file():
             return path
-    valid = suggest(str(name), study_names()) or f"; studies are {', '.join(study_names())}"
+    valid = suggest(str(name), study_names()) or "; `head-schedules study list` prints all studies"
     raise UserError(f"study: no file or study {quote(str(name))}{valid}")
 
 

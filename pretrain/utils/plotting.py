@@ -106,9 +106,12 @@ def whole_numbers(axis: Any) -> None:
 
 
 def logarithmic(axes: Any) -> None:
-    """Make the y axis logarithmic, with plain numbers at its ticks."""
+    """Make the y axis logarithmic, with plain numbers at its ticks, unless lines have no value above 0."""
     from matplotlib.ticker import LogFormatter
 
+    lines = axes.get_lines()
+    if lines and not any(max(line.get_ydata(), default=0) > 0 for line in lines):
+        return
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.4)))
