@@ -173,7 +173,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         UserError: as open_metrics; a value that is not a number.
     """
     merged: dict[int, dict[str, Any]] = {}
-    for row in _rows(path):
+    for row in _rows(Path(path)):
         merged.setdefault(row["step"], {}).update({key: _decode(value) for key, value in row.items()})
     return [merged[step] for step in sorted(merged)]
 
@@ -233,8 +233,7 @@ def to_plain_value(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _find_file(path: str | Path) -> Path:
-    path = Path(path)
+def _find_file(path: Path) -> Path:
     return path if path.name == FILE_NAME or not path.is_dir() else path / FILE_NAME
 
 

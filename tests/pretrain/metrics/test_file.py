@@ -31,7 +31,7 @@ def test_rows_are_written_at_once_and_read_back(tmp_path: Path) -> None:
     file.append(2, {"train_loss": 2.0})
     file.append(2, {"val_loss": 2.1})
     file.close()
-    rows = read_metrics(tmp_path)
+    rows = read_metrics(str(tmp_path))
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows  # one row a step
     assert rows[1] == {"step": 2, "train_loss": 2.0, "val_loss": 2.1}
     assert [row["step"] for row in rows] == [1, 2]
