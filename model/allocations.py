@@ -178,9 +178,8 @@ class Allocation(NamedTuple):
         """By how much the widths exceed the uniform model's or fall short of them; empty: not at all."""
         uniform = len(widths) * self.mean
         if self.blocks:
-            share = block_parameters(widths, self.mean) / (16 * uniform * self.mean) - 1
-            what = f"{100 * abs(share):.1f} % {'more' if share > 0 else 'fewer'} parameters than uniform ones"
-            return f"have {what} (with FFNs in proportion)" if abs(share) >= 5e-4 else ""
+            what = describe_share(block_parameters(widths, self.mean) / (16 * uniform * self.mean))
+            return f"have {what} (with FFNs in proportion)" if what else ""
         excess = sum(widths) - uniform
         where = f"{abs(excess):,} {'above' if excess > 0 else 'below'} the uniform model's {uniform:,}"
         return f"add up to {sum(widths):,}, {where}" if excess else ""
@@ -192,6 +191,14 @@ class Allocation(NamedTuple):
         if not all(profile):
             raise UserError("a layer has a width of 0; give a shape that leaves no layer empty")
         return _round(block_widths(profile, self.mean), self.multiple)
+
+
+def describe_share(share: float) -> str:
+    """How parameters that are *share* of the uniform model's differ from them; empty: by less than a
+    twentieth of a percent."""
+    if abs(share - 1) < 5e-4:
+        return ""
+    return f"{100 * abs(share - 1):.1f} % {'more' if share > 1 else 'fewer'} parameters than uniform ones"
 
 
 def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[int]:

@@ -203,7 +203,11 @@ class ModelConfig:
     @property
     def residual_writes(self) -> int:
         """Number of modules that write into the residual stream: 2L less those that layers lack."""
-        return len(self.attention_layers) + sum(width > 0 for width in self.ffn_widths)
+        return sum(map(self.layer_writes, range(self.num_layers)))
+
+    def layer_writes(self, layer: int) -> int:
+        """Number of the layer's modules that write into the residual stream: of attention and FFN."""
+        return (self.heads[layer] > 0) + (self.layer_ffn_width(layer) > 0)
 
     def layer_kv_heads(self, layer: int) -> int:
         """Number of key/value heads of the layer."""
@@ -238,8 +242,9 @@ class ModelConfig:
         return scales.get(self.attention_scale)
 
     def layer_window(self, layer: int) -> int | None:
-        """How many positions a query of the layer sees, itself included; None is everything before it."""
-        return self.local_window[layer] if self.local_window is not None else None
+        """How many positions a query of the layer sees, itself included; None is everything before it, and
+        where the layer has no attention."""
+        return self.local_window[layer] if self.local_window is not None and self.heads[layer] else None
 
     def attention_width(self, layer: int) -> int:
         """A_l = h_l * d_h(l): columns of q, rows of o; w_l unless head_dim is given."""

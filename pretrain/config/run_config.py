@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from model.allocations import MULTIPLE, Allocation, parse_allocation
+from model.allocations import MULTIPLE, Allocation, describe_share, parse_allocation
 from model.config import ModelConfig
 from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared, from_dict, to_dict
 from model.errors import UserError, quote
@@ -399,14 +399,11 @@ class RunConfig:
 
 def _describe_ffns(model: ModelConfig, mean: int) -> list[str]:
     """By how much the parameters of FFNs, which follow the products of FFN and block widths, exceed those of
-    uniform ones; nothing if by less than a thousandth."""
+    uniform ones of a *mean* width; nothing if they do not."""
     layers = range(model.num_layers)
     found = sum(model.layer_width(layer) * model.layer_ffn_width(layer) for layer in layers)
-    share = found / (model.num_layers * model.d_model * mean) - 1
-    if abs(share) < 1e-3:
-        return []
-    excess = f"{100 * abs(share):.1f} % {'more' if share > 0 else 'fewer'} parameters"
-    return [f"the FFNs have {excess} than uniform ones of {mean:,}: they follow block_width x ffn_width"]
+    excess = describe_share(found / (model.num_layers * model.d_model * mean))
+    return [f"the FFNs have {excess} of {mean:,}: they follow block_width x ffn_width"] if excess else []
 
 
 def _tuples_as_lists(value: Any) -> Any:

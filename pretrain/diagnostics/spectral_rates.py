@@ -34,7 +34,6 @@ from model.parameters import ParameterSpec, parameter_specs
 from pretrain.checkpoint.state import Record, TrainingState
 from pretrain.config.sections import LLRConfig, length_in_steps
 from pretrain.diagnostics.weights import OwnWeights
-from pretrain.optim.groups import Group
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
 from pretrain.runtime.world import World
@@ -149,15 +148,13 @@ class SpectralRates(Hook):
         self.every = max(1, length_in_steps("llr.every", run.llr.every, run.steps))
         self.last = length_in_steps("llr.until", run.llr.until, run.steps)
         self.transition = length_in_steps("llr.transition", run.llr.transition, run.steps)
-        self.groups: dict[str, Group] = {
-            group.parameters[0]: group for group in session.rates.groups.values() if group.separate
-        }
+        self.matrices = [group.parameters[0] for group in session.rates.groups.values() if group.separate]
         self.model_changed(session.model_config)
 
     def model_changed(self, model: ModelConfig) -> None:
         """Measure a model of other heads."""
         self.specs = parameter_specs(model)
-        roles = {name: self.specs[name].role for name in self.groups}
+        roles = {name: self.specs[name].role for name in self.matrices}
         self.follow = [name for name, role in roles.items() if role.layer is None]
         least = self.config.least
         self.measured = [n for n in roles if n not in self.follow and min(self.specs[n].shape) >= least]
@@ -182,6 +179,5 @@ class SpectralRates(Hook):
             state.records[NAME] = Record(to_dict(self._record))
             values = {f"llr/exponent/{name}": value for name, value in exponents.items()}
             values |= {f"llr/factor/{name}": value for name, value in factors.items()}
-        now = self._record.at(state.step, self.transition)
-        self.session.rates.factors = {self.groups[name].name: factor for name, factor in now.items()}
+        self.session.rates.factors = self._record.at(state.step, self.transition)
         return HookResult(values)

@@ -88,8 +88,7 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
         valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
         # No learned positions have a base; Llama and Qwen3 have the scaling in their rope_parameters.
         held = name == "rope_scaling" and chosen != "gpt2"
-        rotated = {model.layer_share(layer) for layer in model.attention_layers}
-        held |= name == "rotary_share" and rotated <= {1.0}
+        held |= name == "rotary_share" and all(model.layer_share(at) == 1 for at in model.attention_layers)
         held |= name == "rope_base" and (isinstance(model.rope_base, float) or chosen == "smollm3")
         if theirs[chosen] is None and not held:
             valid = [switches[name]]
@@ -270,7 +269,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
         )
     if chosen in LLAMA_LIKE:
         settings["rope_theta"] = next(filter(None, _bases(model)), 10000.0)
-    windows = [model.layer_window(layer) if model.heads[layer] else None for layer in layers]
+    windows = [model.layer_window(layer) for layer in layers]
     usual = mode(window for window in windows[::-1] if window) if any(windows) else None
     kinds = [_SLIDING if window else "full_attention" for window in windows]
     if chosen in LLAMA_LIKE:

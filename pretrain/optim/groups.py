@@ -225,8 +225,8 @@ class GroupRates:
         self.config = run.optimizer
         self.peak_of_muon = run.muon.learning_rate or run.optimizer.learning_rate
         self.factors: Mapping[str, float] = {}
-        """By group, of the present step: what its spectrum gives (pretrain/diagnostics/spectral_rates.py); 1
-        where it is not there."""
+        """By matrix, which has its own group, of the present step: what its spectrum gives
+        (pretrain/diagnostics/spectral_rates.py); 1 where it is not there."""
         self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in run.lr_rules}
 
     def compute(
@@ -240,7 +240,7 @@ class GroupRates:
         """
         group = self.groups[name]
         peak = self.peak_of_muon if group.suffix == "muon" else self.config.learning_rate
-        rate = peak * self.base.factor(step) * group.width_factor * self.factors.get(name, 1.0)
+        rate = peak * self.base.factor(step) * group.width_factor * self.factors.get(group.parameters[0], 1.0)
         decay = self.config.weight_decay / group.width_factor if group.decays else 0.0
         if group.rule is None:
             return rate, decay

@@ -123,7 +123,7 @@ def count_work(
         d, matrices = config.layer_width(layer), 3 if config.ffn == "swiglu" else 2
         columns = 2 * heads + 2 * config.kv_width(layer) + config.gate_width(layer)
         per_layer += d * (columns + matrices * width) / t
-        streams = 11 * ((heads > 0) + (width > 0)) * d / shards
+        streams = 11 * config.layer_writes(layer) * d / shards
         inside = 10 * heads + (11 if matrices == 3 else 7) * width
         moved += 2 * (1 + recomputed / 3) * (streams + inside / t)
         if heads:

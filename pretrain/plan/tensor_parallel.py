@@ -83,7 +83,7 @@ def plan_tensor_parallel(
         one_way = exchange_elements(
             form, ranks, tokens, config.attention_width(layer) // t, config.kv_width(layer) // t
         )
-        parts = (config.heads[layer] > 0) + (config.layer_ffn_width(layer) > 0)
+        sums = 2 * config.layer_writes(layer)  # forward and backward
         layers.append(
             LayerPlan(
                 layer=layer,
@@ -94,7 +94,7 @@ def plan_tensor_parallel(
                 ranks=ranks,
                 form=form,
                 exchange_bytes=2 * one_way * size,
-                all_reduce_bytes=2 * parts * _ring_bytes(tokens * config.layer_width(layer) * size, t),
+                all_reduce_bytes=sums * _ring_bytes(tokens * config.layer_width(layer) * size, t),
             )
         )
     # Embedding forward, LM head backward; the largest, the sum and the label's logit of each token (fp64
