@@ -54,8 +54,8 @@ class Facts:
     """What some node lacks for torch.compile, in a phrase."""
     threads: int = 1
     """CPU threads that each rank has."""
-    threads_asked: bool = False
-    """Whether the user set their number, by the run's settings or by OMP_NUM_THREADS."""
+    threads_by: str = ""
+    """What the user set their number with, in a phrase; empty where nothing did."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ class Decisions:
 
 def gather_facts(run: RunConfig, world: World) -> Facts:
     """The facts of all ranks together. Collective."""
+    environment = "OMP_NUM_THREADS" if "OMP_NUM_THREADS" in os.environ else ""
     everywhere = world.gather(
         (
             device_memory(world.device, world.local_size),
@@ -131,7 +132,7 @@ def gather_facts(run: RunConfig, world: World) -> Facts:
         bf16=min((bf16 for _, bf16, _ in everywhere), key=lambda bf16: bf16[0]),
         missing_compiler=next((missing for _, _, missing in everywhere if missing), None),
         threads=torch.get_num_threads(),
-        threads_asked=run.threads is not None or "OMP_NUM_THREADS" in os.environ,
+        threads_by=AS_SET if run.threads is not None else environment,
     )
 
 
@@ -195,8 +196,8 @@ def _threads(saved: TrainingState, facts: Facts) -> Decision[int]:
     With another number of ranks the numbers differ anyway, and the cores are divided again.
     """
     before = saved.world
-    if facts.threads_asked:
-        return Decision(facts.threads, AS_SET)
+    if facts.threads_by:
+        return Decision(facts.threads, facts.threads_by)
     if before is None or before.ranks != facts.ranks or facts.device != "cpu":
         return Decision(facts.threads, "the cores shared among the ranks")
     return Decision(before.threads, AS_BEGUN)

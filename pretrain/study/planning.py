@@ -330,7 +330,8 @@ def _check_variant(variant: Variant) -> None:
     """
     made = flatten(to_dict(variant.run))
     for name, level in variant.parts.items():
-        differing = diff_settings(variant.run, make_run(made | level.settings))
+        again = make_run(made | level.settings) if level.settings else variant.run
+        differing = {} if again == variant.run else diff_settings(variant.run, again)
         for (field, layer), value in level.elements.items():
             whole = getattr(variant.run.fixed_model_config(), field)
             own = whole[layer] if isinstance(whole, tuple) else whole

@@ -21,8 +21,10 @@ class ValidationHook(IntervalHook):
 
     def __init__(self, session: Session) -> None:
         run, count = session.run, session.run.validation.sequences
+        windows = session.validation_windows(count)
+        self._count = len(windows)
         self._validation = Validation(
-            session.validation_windows(count),
+            windows,
             session.validation_bytes(count),
             session.batch.micro_batch,
             session.world,
@@ -31,6 +33,15 @@ class ValidationHook(IntervalHook):
         super().__init__(run.validation.every, run.steps)
         self.result: ValidationResult | None = None
         """The newest result of this session."""
+
+    def announce(self, session: Session) -> list[str]:
+        """A note where the held-out text has fewer windows than the run asks for."""
+        asked, data = session.run.validation.sequences, session.data
+        shares = len(data.validation or data.corpora)  # each is rounded to whole windows
+        if asked - self._count <= shares / 2:
+            return []
+        note = f"validation on {self._count:,} windows: the held-out text has no more"
+        return [log_line("note", f"{note} (validation.sequences: {asked:,})")]
 
     def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         """Return ``val_loss`` in nats per token, ``val_bpb`` in bits per byte."""

@@ -77,9 +77,10 @@ def test_every_choice(made: Decisions, expected: tuple[Any, ...]) -> None:
     assert values(made) == expected
 
 
-def test_threads_that_were_asked_for_are_not_those_of_the_checkpoint() -> None:
-    asked = dataclasses.replace(CPU, threads_asked=True)
-    assert decided(asked, 2, saved(CPU), "prism-micro").threads == Decision(4, "as set")
+@pytest.mark.parametrize("setting", ["as set", "OMP_NUM_THREADS"])
+def test_threads_that_were_asked_for_are_not_those_of_the_checkpoint(setting: str) -> None:
+    asked = dataclasses.replace(CPU, threads_by=setting)
+    assert decided(asked, 2, saved(CPU), "prism-micro").threads == Decision(4, setting)
 
 
 def test_a_missing_compiler_is_the_reason() -> None:
