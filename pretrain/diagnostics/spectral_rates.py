@@ -37,6 +37,7 @@ from pretrain.diagnostics.weights import OwnWeights
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
 from pretrain.runtime.world import World
+from pretrain.utils.format import log_line
 
 NAME = "llr"
 DRAWS = 8
@@ -158,6 +159,14 @@ class SpectralRates(Hook):
         self.follow = [name for name, role in roles.items() if role.layer is None]
         least = self.config.least
         self.measured = [n for n in roles if n not in self.follow and min(self.specs[n].shape) >= least]
+
+    def announce(self, session: Session) -> list[str]:
+        """A note where matrices are too small to be measured."""
+        total = len(self.matrices) - len(self.follow)
+        if len(self.measured) == total:
+            return []
+        small = f"{total - len(self.measured)} of {total} matrices have fewer than {self.config.least}"
+        return [log_line("note", f"llr: {small} singular values (llr.least) and keep the base rate")]
 
     def before_step(self, engine: Any, state: TrainingState) -> HookResult:
         """Measure if a measurement is due, and set the factors of the step about to be attempted. Collective.
