@@ -1,4 +1,4 @@
-"""Your own study: three orders of the same heads, two seeds each, and a report with paired intervals.
+"""Your own study: two orders of the same heads, two seeds each, and a report with paired intervals.
 
     python examples/own_study.py
 
@@ -15,12 +15,10 @@ title: Does the order of head counts matter?
 recipe: modern-micro
 seeds: 2
 settings: {steps: 30, compile: false, validation: {every: 10}, diagnostics_every: 0}
-baseline: uniform
+baseline: ascending
 variants:
-  uniform: {heads: 8x4}
   ascending: {heads: [2, 4, 8, 16]}
   descending: {heads: [16, 8, 4, 2]}
-contrasts: [descending - ascending]
 """
 )
 main(["run", "order.yaml", "--parallel", "2"])

@@ -201,10 +201,14 @@ MOMENTS: dict[str, tuple[Moment, int, str]] = {
 }
 
 
+# tests/scenarios/test_interruption.py stops a run that compiles; with more faults this one does, too.
+CHOSEN = [name for name in MOMENTS if name != "compile" or EACH > 1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_a_run_survives_faults_at_bad_moments(small_folder, tmp_path, disk, name):
-    """CHAOS_EACH=5 makes 30 faults of the 6."""
+    """CHAOS_EACH=5 makes 30 faults of the 5."""
     moment, faults, more = MOMENTS[name]
     settings = (
         f"--steps {SHORT} --checkpoint.every 2 --validation.every 5 --checkpoint.background true {more}"

@@ -12,7 +12,7 @@ PROGRAMS = {
     "own_schedule": ["heads 1,4,16,4", "step 100: loss "],
     "own_text": ["validation loss: ", "def "],
     "own_hook": ["norms    ", "weight_norm/layer_3"],
-    "own_study": ["descending - ascending", "wrote "],
+    "own_study": ["descending", "wrote "],
     "growing_heads": ["heads (", "from scratch: "],
 }
 
