@@ -218,6 +218,8 @@ def load_run_config(path: str | Path) -> RunConfig:
 def diff_settings(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The settings in which two runs differ, by dotted name, with the value of each; None where only the
     other has it."""
+    if one == other:
+        return {}
     first, second = (flatten(to_dict(run)) for run in (one, other))
     return {
         name: (first.get(name), second.get(name))

@@ -166,10 +166,9 @@ def _studies() -> list[str]:
     for name in study_names():
         study = read_study(find_study(name))
         runs = [*(build_pilot(study).runs if study.tried else ()), *study.runs]
-        flops = sum(planned.flops for planned in runs)
         hours, machine = study.file.hours, study.file.machine
         sized = f"{hours:g} h on {machine}" if hours else machine
-        rows.append((name, str(len(runs)), f"{flops:.1e}", sized, study.title))
+        rows.append((name, str(len(runs)), f"{sum(each.flops for each in runs):.1e}", sized, study.title))
     return align_columns(rows, left={0, 3, 4})
 
 

@@ -32,9 +32,10 @@ OF_A_STUDY = {"name", "runs_dir", "seed", "resume", "recipe"}
 """Settings that the study sets itself."""
 LAYERS = re.compile(r"(?:architecture\.)?(\w+)\[(\d{1,4})(?::(\d{1,4}))?\]")
 OPTIONS = {item.name for item in fields(LevelFile)}
-NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "threads", "logging", "interruption"}
-"""Settings that do not change what a run computes, or (threads) only its rounding."""
-NOT_COMPARED = NOT_THE_RUN - {"threads"} | {"model", "heads", "architecture"}
+ROUNDING = {"threads", "compile", "fused", "attention"}
+NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "logging", "interruption"} | ROUNDING
+"""Settings that do not change what a run computes, or only its rounding."""
+NOT_COMPARED = NOT_THE_RUN - ROUNDING | {"model", "heads", "architecture"}
 """Settings that make two variants no different: the last three are in the model's own."""
 VARIANT = "variant"
 """The name of the factor whose levels are the file's variants."""
@@ -330,8 +331,7 @@ def _check_variant(variant: Variant) -> None:
     """
     made = flatten(to_dict(variant.run))
     for name, level in variant.parts.items():
-        again = make_run(made | level.settings) if level.settings else variant.run
-        differing = {} if again == variant.run else diff_settings(variant.run, again)
+        differing = diff_settings(variant.run, make_run(made | level.settings))
         for (field, layer), value in level.elements.items():
             whole = getattr(variant.run.fixed_model_config(), field)
             own = whole[layer] if isinstance(whole, tuple) else whole

@@ -264,7 +264,7 @@ def test_a_session_ends_when_the_ranks_have_saved(study, monkeypatch, tmp_path):
 def test_a_run_of_other_settings_is_not_taken_for_this_studys(study, stand_in, tmp_path):
     folder = tmp_path / "s"
     (folder / "prism-s1").mkdir()
-    made = parse_study(TEXT.replace("steps: 5", "steps: 9, threads: 3"), "s", folder)
+    made = parse_study(TEXT.replace("steps: 5", "steps: 9, threads: 3, compile: true"), "s", folder)
     (folder / "prism-s1/config.yaml").write_text(made.runs[1].run.to_yaml())
     with pytest.raises(UserError, match=r"made with steps 9 \(now 5\); give the folder "):
         check_settings(study)
