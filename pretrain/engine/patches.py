@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
+import torch
 from torch.utils import cpp_extension
 
 from model.errors import UserError
@@ -45,6 +47,9 @@ def prepare_deepspeed() -> None:
         # By this library DeepSpeed asks for a device's free memory, by number only; without it, it asks
         # torch.
         cuda_accelerator.pynvml = None
+    # An engine imports DeepSpeed's Muon, which is not used here, and with it torch's whole compiler.
+    with mock.patch.object(torch, "compile", lambda function, **_: function):
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def _are_numbers(devices: str) -> bool:

@@ -108,10 +108,10 @@ def test_offloading_follows_the_fused_optimizer(small_folder, tmp_path, stage):
 
 @pytest.mark.slow
 def test_a_training_imports_only_what_it_uses(small_folder, tmp_path):
-    """Of the libraries for tracking, export and evaluation: none, unless a setting asks for it."""
+    """Of the libraries for tracking, export, evaluation and compiling: none, unless a setting asks for it."""
     code = (
         "import atexit, runpy, sys\n"
-        "names = {'wandb', 'transformers', 'lm_eval', 'datasets', 'megatron'}\n"
+        "names = {'wandb', 'transformers', 'lm_eval', 'datasets', 'megatron', 'torch._inductor.compile_fx'}\n"
         "atexit.register(lambda: print('imported', sorted(names & set(sys.modules)), flush=True))\n"
         "sys.argv[0] = 'pretrain/main.py'; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
