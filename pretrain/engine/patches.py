@@ -47,7 +47,7 @@ def prepare_deepspeed() -> None:
         # By this library DeepSpeed asks for a device's free memory, by number only; without it, it asks
         # torch.
         cuda_accelerator.pynvml = None
-    # An engine imports DeepSpeed's Muon, which is not used here, and with it torch's whole compiler.
+    # An engine imports DeepSpeed's Muon. It is not used here, and its decorators would load torch's compiler.
     with mock.patch.object(torch, "compile", lambda function, **_: function):
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 

@@ -21,10 +21,8 @@ class ValidationHook(IntervalHook):
 
     def __init__(self, session: Session) -> None:
         run, count = session.run, session.run.validation.sequences
-        windows = session.validation_windows(count)
-        self._count = len(windows)
         self._validation = Validation(
-            windows,
+            session.validation_windows(count),
             session.validation_bytes(count),
             session.batch.micro_batch,
             session.world,
@@ -37,10 +35,11 @@ class ValidationHook(IntervalHook):
     def announce(self, session: Session) -> list[str]:
         """A note where the held-out text has fewer windows than the run asks for."""
         asked, data = session.run.validation.sequences, session.data
+        count = self._validation.batches.count
         shares = len(data.validation or data.corpora)  # each is rounded to whole windows
-        if asked - self._count <= shares / 2:
+        if asked - count <= shares / 2:
             return []
-        note = f"validation on {self._count:,} windows: the held-out text has no more"
+        note = f"validation on {count:,} windows: the held-out text has no more"
         return [log_line("note", f"{note} (validation.sequences: {asked:,})")]
 
     def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:

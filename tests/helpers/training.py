@@ -76,6 +76,11 @@ class Opened:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.trainer.session, name)
 
+    def announce(self, hook: str = "") -> list[str]:
+        """What its hooks print before the first step; those of one hook, where it is named."""
+        hooks = [each for each in self.trainer.hooks if hook in ("", each.name)]
+        return [line for each in hooks for line in each.announce(self.trainer.session)]
+
 
 _held = contextlib.ExitStack()
 

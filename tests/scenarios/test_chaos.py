@@ -201,7 +201,7 @@ MOMENTS: dict[str, tuple[Moment, int, str]] = {
 }
 
 
-# tests/scenarios/test_interruption.py stops a run that compiles; with more faults this one does, too.
+# tests/scenarios/test_interruption.py stops a run while it compiles. Here only a longer series does.
 CHOSEN = [name for name in MOMENTS if name != "compile" or EACH > 1]
 
 

@@ -23,8 +23,9 @@ def test_its_commands_do_what_it_says(cluster, tmp_path):
     assert blocks.pop(0).startswith("make setup") and len(blocks) == 10
     for name in ("slurm", "pretrain", "model", "ds_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    script = ""  # of fewer steps than the page's, which take minutes more
+    script = ""
     for number, block in enumerate(blocks):
+        # The page's runs would take minutes more.
         shorter = block.replace("--steps 60", "--steps 12").replace("--steps 300", "--steps 100")
         script += f"echo '==> {number}'\n{shorter}"
         script += "".join(f"{wait}\n" for text, wait in WAITS.items() if text in block)

@@ -149,8 +149,8 @@ def test_tensor_and_data_parallel(small_folder, tmp_path, precision):
         check_loaded(source, shape, tmp_path / f"to-{shape}")
 
 
-# Of the 144 pairs those whose numbers differ by one of these. They have every change of precision,
-# ranks and stage, and 82 of the 88 pairs of two such changes.
+# From a source to its targets in SHAPES. These 60 of 144 pairs have every change of precision, ranks and
+# stage, and 82 of the 88 pairs of two such changes.
 DISTANCES = (1, 2, 3, 4, 11)
 
 

@@ -173,9 +173,7 @@ def test_without_a_held_out_window(small_folder, small, tmp_path):
 def notes_of(run):
     """What a trainer has to say before it trains, or the line that ends it."""
     try:
-        opened = build(run, Shape(1, 2))
-        said = [line for hook in opened.trainer.hooks for line in hook.announce(opened)]
-        return [line.removeprefix("note     ") for line in said]
+        return [line.removeprefix("note     ") for line in build(run, Shape(1, 2)).announce()]
     except UserError as error:
         return str(error)
 

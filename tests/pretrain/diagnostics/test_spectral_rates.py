@@ -106,20 +106,19 @@ def look(run, shape):
     return measure_exponents(engine, names, specs, opened.world, False)
 
 
-def announced(run):
-    opened = build(run, Shape(1, 2))
-    return [line for hook in opened.trainer.hooks if hook.name == "llr" for line in hook.announce(opened)]
+def announce(run):
+    return build(run, Shape(1, 2)).announce("llr")
 
 
 @pytest.mark.parametrize("least", [1, 33, 1000])
-def test_matrices_too_small_to_be_measured_are_announced(small_folder, tmp_path, least):
+def test_a_note_names_matrices_too_small_to_be_measured(small_folder, tmp_path, least):
     run = nano_run(small_folder, tmp_path, f"--llr.apply each --llr.least {least}")
     specs = parameter_specs(run.fixed_model_config()).values()
     shapes = [spec.shape for spec in specs if spec.role.layer is not None and len(spec.shape) == 2]
     small = sum(min(shape) < least for shape in shapes)
     note = f"note     llr: {small} of {len(shapes)} matrices have fewer than {least} singular values"
     expected = [f"{note} (llr.least) and keep the base rate"] if small else []
-    assert run_distributed(announced, 1, run, timeout=120)[0] == expected
+    assert run_distributed(announce, 1, run, timeout=120)[0] == expected
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ def heads_at(run, step):
 
 
 def opening_of(run):
-    opened = build(run, Shape(1, 2))
-    return [line for hook in opened.trainer.hooks for line in hook.announce(opened)]
+    return build(run, Shape(1, 2)).announce()
 
 
 def test_growth_that_was_off_goes_on_with_what_it_knew(small_folder, tmp_path):

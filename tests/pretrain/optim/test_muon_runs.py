@@ -191,7 +191,7 @@ def test_another_optimizer_begins_anew_when_asked(small_folder, tmp_path, before
     assert error is None and not any("is reset" in note for note in notes)
 
 
-WORLDS = [Shape(2, 3, tensor_parallel=2), Shape(4, 1, tensor_parallel=4)]
+WORLDS = [Shape(2, 2), Shape(2, 3, tensor_parallel=2), Shape(4, 1, tensor_parallel=4)]
 
 
 @pytest.mark.slow
