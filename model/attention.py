@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from model.block_attention import block_attention
 from model.collectives import copy_to_ranks
@@ -126,6 +125,8 @@ class Attention(nn.Module):
             self.kv_heads //= self.exchange.groups
         if grid.context_parallel > 1:
             self.context = ContextExchange(config, layer, grid)
+            # A graph has no hooks for what autograd saves.
+            self._attend_together = torch.compiler.disable(attend_together)
         self.head_dim = config.layer_head_dim(layer)
         self.window = config.layer_window(layer)
         # None leaves 1/sqrt(d_h), this layer's own (arXiv 2606.27449, section 1), to SDPA.
@@ -165,7 +166,7 @@ class Attention(nn.Module):
         if self.context is None:
             output = attend(heads, self.scale, self.window, self.attention)
         else:
-            output = self._attend_together(heads, self.context)
+            output = self._attend_together(heads, self.context, self.scale, self.window, self.attention)
         output = output.flatten(2)  # [B, rows, A]
         return self.project(output if form is None else form.gather(output), hidden)
 
@@ -177,14 +178,6 @@ class Attention(nn.Module):
         if self.head_gate is not None:
             output = output * self.head_gate(hidden)
         return cast(Tensor, self.o(output))
-
-    @torch.compiler.disable  # a graph has no hooks for what autograd saves
-    def _attend_together(self, heads: Heads, context: ContextExchange) -> Tensor:
-        """attend() of the heads of this rank's positions, with the keys of all context ranks."""
-        shared, saving = share(heads, context)
-        with saving:
-            output = attend(shared, self.scale, self.window, self.attention)
-        return context.join(output)
 
     def whole_heads(
         self,
@@ -232,6 +225,16 @@ def share(heads: Heads, context: ContextExchange) -> tuple[Heads, AbstractContex
     *shared, spans, rows, saving = context.share(*heads[:3], heads.spans)
     query, key, value = shared
     return heads._replace(query=query, key=key, value=value, spans=spans, rows=rows), saving
+
+
+def attend_together(
+    heads: Heads, context: ContextExchange, scale: float | None, window: int | None, attention: Kernel
+) -> Tensor:
+    """attend() of the heads of this rank's positions, with the keys of all context ranks."""
+    shared, saving = share(heads, context)
+    with saving:
+        output = attend(shared, scale, window, attention)
+    return context.join(output)
 
 
 def attend(heads: Heads, scale: float | None, window: int | None, attention: Kernel = "torch") -> Tensor:
@@ -322,6 +325,8 @@ def _attend_span(
     if start == 0 or query.is_cuda:
         # Flash and memory-efficient kernels know this alignment; SDPA's is_causal aligns rectangles
         # upper-left.
+        from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler
+
         groups = query.shape[1] // key.shape[1]  # these kernels take no grouped queries
         bias = causal_lower_right(stop - start, stop - first)
         return _sdpa(query, _repeat_kv(key, groups), _repeat_kv(value, groups), bias, scale)

@@ -20,20 +20,22 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._dynamo import maybe_mark_dynamic
 
 from model.kernels import Capability, flash_supports
 from model.rotary import Table
 
 varlen_attn: Callable[..., Any]
-"""torch's kernel for documents."""
-try:
-    from torch.nn.attention.varlen import varlen_attn
+"""torch's kernel for documents, where torch is built for CUDA."""
+HAS_VARLEN = False
+"""Whether it has windows, scales and grouped queries, which versions of torch have added one by one."""
+if torch.version.cuda is not None:  # the import loads torch's compiler, which takes seconds
+    try:
+        from torch.nn.attention.varlen import varlen_attn
 
-    HAS_VARLEN = {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
-    """Whether it has windows, scales and grouped queries, which versions of torch have added one by one."""
-except ImportError:
-    HAS_VARLEN = False
+        switches = inspect.signature(varlen_attn).parameters.keys()
+        HAS_VARLEN = {"scale", "window_size", "enable_gqa"} <= switches
+    except ImportError:
+        pass
 
 
 class PackedDocuments:
@@ -48,6 +50,8 @@ class PackedDocuments:
     """
 
     def __init__(self, offsets: Tensor, batch: int, length: int, dtype: torch.dtype) -> None:
+        from torch._dynamo import maybe_mark_dynamic  # loads torch's compiler
+
         # Else torch compiles every graph twice: for the first batch's number of documents, then for any.
         maybe_mark_dynamic(offsets, 0)
         self.offsets = offsets
@@ -106,7 +110,7 @@ def select_rows(offsets: Tensor, first: int, last: int, length: int) -> Tensor:
 def has_varlen_kernel(hidden: Tensor, head_dim: int) -> bool:
     """Whether flash attention's variable-length kernel supports these hidden states and heads (Ampere or
     newer)."""
-    if not (HAS_VARLEN and hidden.is_cuda and torch.version.cuda is not None and hidden.dtype.itemsize == 2):
+    if not (HAS_VARLEN and hidden.is_cuda and hidden.dtype.itemsize == 2):
         return False
     capability = _capability(hidden.device.index or 0)
     return capability >= (8, 0) and varlen_head_dim(head_dim, capability)

@@ -22,7 +22,16 @@ LMHeadLoss = Callable[[Tensor, Tensor], Tensor]
 whole."""
 
 
-class TokenEmbedding(nn.Embedding):
+class Embedding(nn.Embedding):
+    """torch's, without values on the meta device: drawing them would load torch's compiler, for seconds."""
+
+    def reset_parameters(self) -> None:
+        """Draw values, if they exist."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class TokenEmbedding(Embedding):
     """Token embedding that can also serve as the LM head, so that tied models call one module twice.
 
     The head goes through this module's own forward, not through its weight from outside: under ZeRO-3 a
@@ -94,7 +103,7 @@ def position_embedding(context_length: int, d_model: int, grid: ProcessGrid) -> 
         from model.parallel_linears import PositionEmbedding
 
         return PositionEmbedding(context_length, d_model, grid)
-    return nn.Embedding(context_length, d_model)
+    return Embedding(context_length, d_model)
 
 
 def enter_columns(hidden: Tensor, grid: ProcessGrid) -> Tensor:

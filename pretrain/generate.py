@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -113,7 +114,7 @@ def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
         yield text[shown:]
 
 
-def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
+def sample_text(session: Session, engine: Any, tokens: int) -> str:
     """Sample a document from the trained model without a prompt (temperature 0.8, top-p 0.95). Collective."""
     import torch
 
@@ -122,8 +123,8 @@ def sample_text(session: Session, engine: Any, tokens: int = 96) -> str:
 
     engine.eval()
     # Every length is another shape; compiling each would take longer than sampling.
-    stance = "force_eager" if session.decisions.compile.value else "default"
-    with torch.compiler.set_stance(stance), allow_any_length():
+    compiled = session.decisions.compile.value
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), allow_any_length():
         ids = generate(
             engine,
             [session.data.tokenizer.end_of_document],

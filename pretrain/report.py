@@ -274,11 +274,12 @@ def _sample_lines(trainer: Trainer) -> list[str]:
     try:
         if not all(session.world.gather(weights_are_finite(trainer.engine))):
             raise UserError("model: its weights are not finite (NaN or infinity); a lower rate may help")
-        if not session.data.is_text:
+        tokens = session.run.logging.sample
+        if not (session.data.is_text and tokens):
             return []
         from pretrain.generate import sample_text
 
-        text = sample_text(session, trainer.engine)
+        text = sample_text(session, trainer.engine, tokens)
     except UserError as error:
         return [log_line("diverged", error)]
     return ["sample", *(f"  | {line}" for line in text.splitlines())] if text else []

@@ -165,6 +165,8 @@ class LoggingConfig:
     """Project that runs are filed under."""
     tensorboard: bool = False
     """Whether event files for TensorBoard are written into the run's folder."""
+    sample: NonNegativeInt = 96
+    """Tokens of the sample that is printed after the last step; 0 prints none."""
 
 
 @declared("evaluation")

@@ -109,13 +109,13 @@ MEASURED = "measured"
 """First word of a measured peak's source. Such a peak varies with threads and load."""
 PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
 """Square products, m = n = k."""
-PEAK_SECONDS = 0.75
+PEAK_SECONDS = 0.3
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the device's peak in FLOP/s for dense matrix products in *dtype*, and the source of the value.
 
-    For a known GPU it is the data sheet's. Otherwise matrix products are timed for about a second, on the CPU
+    For a known GPU it is the data sheet's. Otherwise matrix products are timed for a moment, on the CPU
     with the current number of threads, and the fastest counts. The measurement is cached.
     """
     if device.type == "cuda":

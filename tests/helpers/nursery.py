@@ -24,6 +24,7 @@ def start_nursery() -> Any:
 
     context = multiprocessing.get_context("forkserver")
     preload = ["torch", "torch.distributed", "pytest", "hypothesis", "tests.helpers.distributed_worker"]
+    preload += ["torch.utils.benchmark", "torch._dynamo", "matplotlib.backends.backend_agg"]
     # DeepSpeed asks for a GPU when it is imported, and a fork could not use it.
     if not torch.cuda.is_available():
         preload += ["deepspeed", "pretrain.trainer", "megatron.core.tensor_parallel"]

@@ -56,6 +56,7 @@ def nano_arguments(data: Path, runs: Path, *more: str) -> list[str]:
         # Whether one that is written in the background is there when a run stops dead is a matter of luck.
         "checkpoint.background": "false",
         "logging.every": 3,
+        "logging.sample": 0,  # a pass of the network for each token
         "logging.wandb": "disabled",
     }
     kept = [(f"--{name}", str(value)) for name, value in defaults.items() if f"--{name}" not in given]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from model import documents
 from model.blocks import block
@@ -169,7 +170,7 @@ def kernel(stands_for):
         return stands_for(*arguments, **options)
 
     with (
-        mock.patch("model.documents.varlen_attn", counted),
+        mock.patch("model.documents.varlen_attn", counted, create=True),
         mock.patch("model.attention.has_varlen_kernel", return_value=True),
     ):
         yield calls
@@ -182,10 +183,10 @@ def reference_kernel():
 
 
 def test_the_installed_torch_has_the_kernel():
-    assert documents.HAS_VARLEN
-    taken = inspect.signature(documents.varlen_attn).parameters
-    ours = inspect.signature(reference_varlen).parameters
-    assert [name.replace("seq_", "") for name in list(taken)[:7]] == list(ours)[:7]
+    assert (torch.version.cuda is not None) == documents.HAS_VARLEN
+    taken = [name.replace("seq_", "") for name in inspect.signature(varlen_attn).parameters]
+    ours = list(inspect.signature(reference_varlen).parameters)
+    assert taken[:7] == ours[:7] and set(ours) <= set(taken)
 
 
 @configs
@@ -206,7 +207,7 @@ def traceable_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, wind
 
 
 def test_a_graph_serves_every_number_of_documents(monkeypatch):
-    monkeypatch.setattr("model.documents.varlen_attn", traceable_varlen)
+    monkeypatch.setattr("model.documents.varlen_attn", traceable_varlen, raising=False)
     monkeypatch.setattr("model.attention.has_varlen_kernel", lambda hidden, head_dim: True)
     model = build(block("llama", **SHAPE, heads=(4, 4)), torch.float64)
     counter = torch._dynamo.testing.CompileCounter()

@@ -19,7 +19,7 @@ from tests.helpers.training import ROOT, curve, nano_arguments, nano_run, sessio
 
 @pytest.mark.slow
 def test_launcher_trains_to_the_end_and_the_same_command_says_so(small_folder, tmp_path):
-    arguments = nano_arguments(small_folder, tmp_path)
+    arguments = nano_arguments(small_folder, tmp_path, "--logging.sample 9")
     first = launch(arguments, 2, launcher="deepspeed")
     assert first.returncode == 0, first.output
     figures = ["12/12", "val loss", "bits/byte", "lr 2.00e-05", "grad norm", "tokens/s", "MFU", "left"]

@@ -142,6 +142,7 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     closing, hook.summarize = hook.summarize, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
     run = made(folder=folder, steps=2, run_name=folder.name, validation=made(sequences=1))
+    run.logging = made(sample=96)
     monkeypatch.setattr(report, "weights_are_finite", lambda _: True)
     world, store = (
         made(is_main=is_main, size=1, gather=lambda value: [value]),

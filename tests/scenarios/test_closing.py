@@ -39,7 +39,7 @@ def test_what_fails_is_a_note_and_no_rank_hangs(tmp_path, small_folder, case, li
     """With t = 2 both ranks take part in every pass of the sample: one alone would wait for ever."""
     ranks, act, place, on = case.split()
     (tmp_path / "script.py").write_text(SCRIPT)
-    settings = f"--ds_config ds_configs/zero1.json --steps 2 --tensor_parallel {ranks}"
+    settings = f"--ds_config ds_configs/zero1.json --steps 2 --logging.sample 9 --tensor_parallel {ranks}"
     given = nano_arguments(small_folder, tmp_path, settings)
     variables = {"ACT": act, "PLACE": place, "RANKS": on}
     with start(given, int(ranks), env=variables, script=tmp_path / "script.py") as running:
