@@ -52,25 +52,42 @@ def check_tasks(tasks: str, include_path: str | None) -> None:
         raise UserError(
             f"include_path: {quote(include_path)} is not a folder; give one that holds task YAMLs"
         )
-    known = library_names()
+    known = set(library_files())
     if include_path is not None:
-        known |= _find_names(_task_files(include_path), "include_path")
+        known |= _find_names(_task_files(include_path), "include_path").keys()
     files = [name for name in resolve_tasks(tasks.split(","), known) if name.endswith(SUFFIXES)]
     _find_names(files, "tasks")
 
 
 @functools.cache  # some 15,000 files; a study asks for every variant
-def library_names() -> frozenset[str]:
-    """Names that lm-eval's own task files may define.
+def library_files() -> dict[str, list[str]]:
+    """Names that lm-eval's own task files may define, with the files.
 
     Raises:
         UserError: it is not installed.
     """
+    root = _library_root()
+    return _find_names(_task_files(root) if root else [])
+
+
+def find_library_folders(names: Iterable[str]) -> list[str]:
+    """Return the folders among lm-eval's own that may define tasks, sorted as it reads them."""
+    root = Path(_library_root())
+    files = (Path(path).relative_to(root) for name in names for path in library_files().get(name, ()))
+    return sorted({f"{root / file.parts[0]}/" for file in files if len(file.parts) > 1})
+
+
+def _library_root() -> str:
     found = importlib.util.find_spec("lm_eval")
     if found is None:
         raise make_missing_error("lm_eval")
     folders = found.submodule_search_locations or []
-    return frozenset(_find_names(_task_files(f"{folders[0]}/tasks") if folders else []))
+    return f"{folders[0]}/tasks" if folders else ""
+
+
+def is_group_file(path: str) -> bool:
+    """Whether a task's YAML may be a group, which names other tasks."""
+    return b"group" in read_regular(path, MOST_BYTES)
 
 
 def resolve_tasks(names: Sequence[str], known: Collection[str]) -> list[str]:
@@ -124,13 +141,13 @@ def _task_files(root: str) -> list[str]:
     return [path for path in found if path.endswith(".yaml") or "." not in path.rpartition("/")[2]]
 
 
-def _find_names(files: Iterable[str], field: str | None = None) -> set[str]:
-    """Names of tasks, groups and tags that files may define, and some other words besides.
+def _find_names(files: Iterable[str], field: str | None = None) -> dict[str, list[str]]:
+    """Names of tasks, groups and tags that files may define, and some other words besides, with the files.
 
     Args:
         field: what the files were given as, for messages; None for lm-eval's own, which are not checked.
     """
-    words: set[bytes] = set()
+    words: dict[bytes, list[str]] = {}
     for path in files:
         try:
             data = read_regular(path, MOST_BYTES)
@@ -142,5 +159,6 @@ def _find_names(files: Iterable[str], field: str | None = None) -> set[str]:
             continue
         if field:
             check_nesting(data.decode("utf-8", "replace"), f"{field}: {quote(path, plain=True)}")
-        words.update(word for written in _NAMES.findall(data) for word in _WORDS.findall(written))
-    return {word.decode("utf-8", "replace") for word in words}
+        for word in {word for written in _NAMES.findall(data) for word in _WORDS.findall(written)}:
+            words.setdefault(word, []).append(path)
+    return {word.decode("utf-8", "replace"): paths for word, paths in words.items()}

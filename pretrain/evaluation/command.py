@@ -119,8 +119,8 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     if "SLURM_JOB_ID" in os.environ:  # of slurm/evaluate.sh, ahead of its time limit
         stop_at_signal(options.follow)
     world = _join_ranks()
-    # Rank 0 reads some ten thousand files for all.
-    manager = world.on_rank_zero(lambda: task_manager(options.include_path))
+    # Rank 0 reads lm-eval's files for all.
+    manager = world.on_rank_zero(lambda: task_manager(options.tasks, options.include_path))
     tasks = resolve_tasks(options.tasks.split(","), manager.all_tasks)
     # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
     # settle.
@@ -250,7 +250,7 @@ def run_save(arguments: Sequence[str]) -> None:
     check_tasks(options.tasks, options.include_path)
     from pretrain.evaluation.scores import save_data_sets, task_manager
 
-    manager = task_manager(options.include_path)
+    manager = task_manager(options.tasks, options.include_path)
     tasks = resolve_tasks(options.tasks.split(","), manager.all_tasks)
     save_data_sets(tasks, manager, Path(options.data_dir))
 

@@ -32,11 +32,12 @@ class EvaluationHook(IntervalHook):
     def __init__(self, session: Session) -> None:
         self._session, self._settings = session, session.run.evaluation
         super().__init__(self._settings.every, session.run.steps)
-        # Rank 0 reads some ten thousand files for all.
-        manager = session.world.on_rank_zero(lambda: task_manager(self._settings.include_path))
+        # Rank 0 reads lm-eval's files for all.
+        tasks, include_path = self._settings.tasks, self._settings.include_path
+        manager = session.world.on_rank_zero(lambda: task_manager(tasks, include_path))
         problem = None
         try:
-            names = resolve_tasks(self._settings.tasks.split(","), manager.all_tasks)
+            names = resolve_tasks(tasks.split(","), manager.all_tasks)
             self._tasks = load_tasks(names, manager, check_data_dir(self._settings.data_dir))
         except UserError as error:
             problem = f"evaluation.{error}"  # "tasks: …" or "data_dir: …", which are fields there

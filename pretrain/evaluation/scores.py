@@ -22,6 +22,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from model.errors import UserError, quote
+from pretrain.evaluation.checks import GROUPS, SUFFIXES, find_library_folders, is_group_file
 from pretrain.evaluation.data_sets import use_data_sets
 
 SEED = 1234
@@ -29,13 +30,49 @@ OWN_FOLDER = Path(__file__).parent
 
 
 @functools.cache
-def task_manager(include_path: str | None = None) -> TaskManager:
-    """Index lm-eval's tasks by name. Cached: it reads some ten thousand files, which takes seconds.
+def task_manager(tasks: str, include_path: str | None = None) -> TaskManager:
+    """Index the tasks that lm-eval needs to load *tasks*; all of its own, some 14,000 files that take it
+    seconds to read, only if those folders that name them do not have everything. Cached.
 
     Args:
+        tasks: names, groups and YAMLs, as in the command.
         include_path: a folder with more task YAMLs, whose names come before lm-eval's own.
     """
-    return TaskManager(include_path=include_path)
+    asked = (name.strip() for name in tasks.split(","))
+    names = [task for name in asked for task in GROUPS.get(name, (name,))]
+    more = [] if include_path is None else [include_path]
+    folders: list[str] = []
+    manager: TaskManager | None = None
+    wanted, whole = set(names), False
+    while True:
+        found = sorted({*folders, *find_library_folders(wanted)})
+        if manager is not None and found == folders:
+            return manager if whole else TaskManager(include_path=more)
+        folders = found
+        # lm-eval keeps the first of equal names in a folder, and the last of several folders.
+        manager = TaskManager(include_path=[*reversed(folders), *more], include_defaults=False)
+        wanted, whole = _with_members(names, manager)
+
+
+def _with_members(names: Sequence[str], manager: TaskManager) -> tuple[set[str], bool]:
+    """Tasks and groups with what groups name, and whether the manager knows all of them."""
+    found: set[str] = set()
+    left, whole = list(names), True
+    while left:
+        name = left.pop()
+        if name.endswith(SUFFIXES):
+            whole &= Path(name).is_file() and not is_group_file(name)
+        elif name not in found:
+            found.add(name)
+            entry = manager.task_index.get(name)
+            whole &= entry is not None and name not in manager.all_tags  # whose tasks may be anywhere
+            members = (entry.cfg or {})["task"] if entry and name in manager.all_groups else []
+            for member in [members] if isinstance(members, str) else members:
+                if isinstance(member, str):
+                    left.append(member)
+                else:
+                    whole = False
+    return found, whole
 
 
 def quiet_lm_eval() -> None:

@@ -82,8 +82,8 @@ def heavy_imports() -> None:
         importlib.import_module(name)
     from pretrain.evaluation import scores
 
-    manager = scores.task_manager()
-    scores.task_manager = lambda include_path=None: manager  # type: ignore[assignment]
+    manager = scores.TaskManager()
+    scores.task_manager = lambda tasks, include_path=None: manager  # type: ignore[assignment]
 
 
 def in_fork(command: Callable[[], Any], folder: Path, log: Path, environment: dict[str, str]) -> int:

@@ -1,7 +1,7 @@
 """What is known of tasks before lm-eval is imported."""
 
 import os
-from pathlib import Path
+import random
 
 import pytest
 
@@ -14,14 +14,40 @@ from pretrain.evaluation import checks
 pytest.importorskip("lm_eval")
 
 
-@pytest.mark.slow
-def test_names_that_are_checked_first_contain_lm_evals():
-    import lm_eval.tasks
+@pytest.fixture(scope="module")
+def everything():
+    """lm-eval's index of all its tasks."""
+    from lm_eval.tasks import TaskManager
 
-    names = checks._find_names(checks._task_files(str(Path(lm_eval.tasks.__file__).parent)))
-    known = set(lm_eval.tasks.TaskManager().all_tasks)
+    return TaskManager()
+
+
+@pytest.mark.slow
+def test_names_that_are_checked_first_contain_lm_evals(everything):
+    names, known = checks.library_files().keys(), set(everything.all_tasks)
     assert len(known) > 10_000
     assert known <= names and len(names) < 1.1 * len(known)
+
+
+@pytest.mark.slow
+def test_a_part_of_lm_evals_tasks_has_what_all_of_them_have(everything, tmp_path):
+    """Names and groups, alone and together, and a group of one's own that names lm-eval's."""
+    from pretrain.evaluation.scores import _with_members, task_manager
+
+    draw = random.Random(0)
+    drawn = draw.sample(everything.all_subtasks, 12)
+    groups = [name for name in draw.sample(everything.all_groups, 8) if _with_members([name], everything)[1]]
+    for asked in ("papers", "piqa, gsm8k", "blimp,lambada_openai", *drawn, *groups[:3]):
+        manager = task_manager(asked)
+        names = [name.strip() for name in asked.split(",")]
+        names = [task for name in names for task in checks.GROUPS.get(name, (name,))]
+        assert len(manager.all_tasks) < len(everything.all_tasks) / 4, asked
+        for name in _with_members(names, everything)[0]:
+            assert vars(manager.task_index[name]) == vars(everything.task_index[name])
+    (tmp_path / "own.yaml").write_text("group: own\ntask: [piqa, arc_easy]\n")
+    own = task_manager("own", str(tmp_path))
+    assert {"own", "piqa", "arc_easy"} <= set(own.all_tasks) and len(own.all_tasks) < 1000
+    assert task_manager("nowhere").all_tasks == everything.all_tasks
 
 
 def test_a_task_file_of_gigabytes_is_refused_unread(tmp_path):

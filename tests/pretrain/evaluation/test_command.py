@@ -118,7 +118,7 @@ def test_scores_equal_lm_evals_own_hugging_face_model(
         results = lm_eval.simple_evaluate(
             model=HFLM(pretrained=network, tokenizer=tokenizer, batch_size=16),
             tasks=list(GROUPS["papers"]),
-            task_manager=task_manager(),
+            task_manager=task_manager("papers"),
             bootstrap_iters=0,
             log_samples=False,
         )["results"]
@@ -203,7 +203,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.slow  # lm-eval reads ten thousand files
+@pytest.mark.slow  # importing lm-eval takes longer than the rest
 @pytest.mark.parametrize(("arguments", "words"), UNKNOWN.items())
 def test_tasks_that_cannot_be_scored_are_one_line(arguments, words, folders, data_dir, capsys):
     more = [text.format(data=data_dir) for text in arguments.split()]
@@ -229,7 +229,7 @@ def test_bad_input_is_one_line_before_lm_eval_is_imported(arguments, words, tmp_
     assert words in refusal(capsys, evaluation.main, *(text.format(**there) for text in arguments.split()))
 
 
-@pytest.mark.slow  # lm-eval reads ten thousand files
+@pytest.mark.slow  # importing lm-eval takes longer than the rest
 def test_damaged_data_sets_and_missing_splits(folders, tmp_path, capsys):
     folder = tmp_path / "baber/piqa/default"
     write(folder, piqa_items(3), ["validation"])
