@@ -119,6 +119,7 @@ def test_regret_by_hand(tmp_path):
     assert draw_regret(found, tmp_path / "regret.svg", "Heading")
 
 
+@pytest.mark.slow
 def test_another_result_is_noticed(monkeypatch, tmp_path):
     for study in STUDIES:
         values = json.loads((ROOT / f"results/{study}.json").read_text())

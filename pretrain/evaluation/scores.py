@@ -31,8 +31,8 @@ OWN_FOLDER = Path(__file__).parent
 
 @functools.cache
 def task_manager(tasks: str, include_path: str | None = None) -> TaskManager:
-    """Index the tasks that lm-eval needs to load *tasks*; all of its own, some 14,000 files that take it
-    seconds to read, only if those folders that name them do not have everything. Cached.
+    """Index what lm-eval needs to load *tasks*: the folders that name them. If these do not have everything,
+    all 14,000 files of lm-eval, which take it seconds to read. Cached.
 
     Args:
         tasks: names, groups and YAMLs, as in the command.

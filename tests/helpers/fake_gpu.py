@@ -30,10 +30,12 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.attention.bias
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.attention.varlen import varlen_attn
 
-import model.attention
+from model import documents
 from model.errors import UserError
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -60,12 +62,15 @@ def fake_gpu(capability: tuple[int, int] = HOPPER, *, read_values: bool = False)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.version, "cuda", torch.version.cuda or "12.8"))
         stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda *_: capability))
+        # As the model finds it in a torch that is built for CUDA.
+        stack.enter_context(mock.patch.object(documents, "HAS_VARLEN", True))
+        stack.enter_context(mock.patch.object(documents, "varlen_attn", varlen_attn, create=True))
         # Fake tensors have no memory; an address tells storages apart.
         stack.enter_context(
             mock.patch.object(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata)
         )
         # A subclass of tensors, which a fake one cannot become. Flash attention takes it without a mask.
-        stack.enter_context(mock.patch.object(model.attention, "causal_lower_right", _lower_right))
+        stack.enter_context(mock.patch.object(torch.nn.attention.bias, "causal_lower_right", _lower_right))
         yield stack.enter_context(mode)
 
 

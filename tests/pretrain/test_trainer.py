@@ -149,6 +149,7 @@ def test_too_little_to_validate_on_is_refused_before_anything_is_written(small, 
     assert not run.folder.exists()
 
 
+@pytest.mark.slow
 def test_a_streak_of_skipped_updates_costs_no_good_checkpoint(small_folder, tmp_path):
     """The rate explodes after a sound checkpoint; a restart with a sane one goes on from that."""
     settings = "--steps 40 --checkpoint.every 4 --validation.every 0 --max_skipped_steps 10"

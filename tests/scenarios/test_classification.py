@@ -75,6 +75,7 @@ def test_it_learns_and_validation_is_that_of_the_saved_model(corpus, trained):
     assert {row["step"] for row in rows} >= {15, 30}
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_bit_identical(corpus, trained, tmp_path):
     run = classifying(corpus, tmp_path)
     assert run_distributed(interrupted, 1, run, 17, 1, 2)[0] == "stopped"
@@ -136,6 +137,7 @@ def test_a_classifier_is_no_language_model(trained, capsys):
     assert "classifier of 2 classes, which cannot be sampled from" in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_exported_classifier_has_the_runs_accuracy(corpus, trained, tmp_path, capsys):
     """Loaded as a user would: texts of the validation split through AutoTokenizer, classes by name."""
     assert convert.main([str(trained.folder), "--out", str(tmp_path / "hf")]) == 0

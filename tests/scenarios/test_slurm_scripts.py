@@ -100,6 +100,7 @@ def study(tmp_path_factory):
     return str(file)
 
 
+@pytest.mark.slow
 def test_a_study_runs_all_or_says_how(study, tmp_path):
     given = [study, "--out", str(tmp_path)]
     alone = bash("slurm/study.sh", *given, "--dry_run", SLURM="0")
@@ -113,6 +114,7 @@ def test_a_study_runs_all_or_says_how(study, tmp_path):
 JOB = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "node1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tasks", "started"), [("8", "2"), ("1", "1")])
 def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(study, tmp_path, tasks, started):
     """srun takes its number of tasks from the environment."""
@@ -130,6 +132,7 @@ ONE_TASK = "srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x"
 ASKED = {"my.sif": "apptainer exec my.sif python -m pretrain.study task", "nvcr.io/x": ONE_TASK}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("container", "asked"), ASKED.items())
 def test_a_study_in_a_container(study, tmp_path, container, asked):
     """The host has no Python: the study is asked in the container what to run."""

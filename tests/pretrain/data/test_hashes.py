@@ -85,6 +85,7 @@ def slowly(run: Any) -> tuple[Any, int]:
         return session(run), read.call_count
 
 
+@pytest.mark.slow
 def test_a_damaged_corpus_leaves_no_checkpoint_and_what_was_saved_stays(copied, tmp_path):
     run = nano_run(copied, tmp_path / "runs", "--checkpoint.background", "true")
     (_, read), (_, other) = run_distributed(slowly, 2, run, timeout=120)

@@ -150,7 +150,7 @@ def test_an_automatic_bucket_reduces_block_by_block(stage):
         assert sum(sizes[model.num_layers :]) == embedding and len(sizes) <= model.num_layers + 2
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [2, *slow([1, 3])])
 def test_reduction_in_bf16_trains(stage):
     """Sums of two ranks are rounded to 8 bits, 2^-9 relative: norms agree within 1e-2, losses within 1e-3."""
     wide, narrow = (

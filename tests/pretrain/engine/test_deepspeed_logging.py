@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.helpers.marks import slow
+
 PROGRAM = """
 import os, sys
 import torch
@@ -24,7 +26,7 @@ print(detect_device(), os.environ.get("DS_ACCELERATOR"), environment_elsewhere()
     ("gpus", "asked", "device", "here", "elsewhere"),
     [
         (1, None, "cuda:0", None, None),
-        (1, "cpu", "cpu", "cpu", "cpu"),
+        *slow([(1, "cpu", "cpu", "cpu", "cpu")]),
         (0, None, "cpu", "cpu", None),  # found, not asked for: a job of SLURM may have GPUs
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from pretrain import trainer
 from pretrain.assembly import open_run
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.helpers.training import nano_run, session
 
 GROWING = (
@@ -38,7 +39,7 @@ def left_alive(run, stage):
     return alive
 
 
-@pytest.mark.parametrize(("stage", "precision"), [(2, "fp32"), (3, "bf16")])
+@pytest.mark.parametrize(("stage", "precision"), [(2, "fp32"), *slow([(3, "bf16")])])
 def test_an_engine_is_gone_before_the_next_is_built(small_folder, tmp_path, stage, precision):
     run = nano_run(small_folder, tmp_path, *GROWING, "--precision", precision)
     alive = run_distributed(left_alive, 1, run, stage)[0]

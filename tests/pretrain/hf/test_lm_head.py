@@ -17,6 +17,7 @@ from pretrain.hf.modeling_head_schedule import HeadScheduleForCausalLM
 from pretrain.run.saved import SavedRun
 from tests.helpers.corpora import byte_level
 from tests.helpers.exports import failure, write_folder
+from tests.helpers.marks import slow
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 SCALE = {"attention_scale": "constant", "attention_scale_base": 12}  # 1/sqrt(d_h), as a Llama has it
@@ -154,8 +155,8 @@ def imported(tmp_path, *case, **more):
     return run
 
 
-@pytest.mark.parametrize(("base", "words"), [(24, "exact"), (32, "rounded")])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("base", "words"), [(24, "exact"), *slow([(32, "rounded")])])
+@pytest.mark.parametrize("tied", [False, *slow([True])])
 def test_a_folded_divisor(tied, base, words, tmp_path, capsys):
     run = imported(tmp_path, "both", tied, base_width=base)
     out, plain = tmp_path / "out", tmp_path / "plain"

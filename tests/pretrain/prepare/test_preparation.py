@@ -150,6 +150,7 @@ def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None
     process.wait()
 
 
+@pytest.mark.slow
 def test_kill_at_random_moments_and_again(texts, tokenizer_folder, tmp_path, expected, monkeypatch):
     """After each kill the finished parts are as they were, and the end result is that of an
     undisturbed run."""

@@ -25,6 +25,7 @@ def events(folder, rank=0):
         return json.load(file)["traceEvents"]
 
 
+@pytest.mark.slow
 def test_two_of_four_steps_are_traced_and_the_numbers_stay(small_folder, tmp_path):
     plain = nano_run(small_folder, tmp_path, "--steps 4 --name plain --checkpoint.every 0")
     traced = nano_run(small_folder, tmp_path, "--steps 4 --name traced --checkpoint.every 0 --profile 2:3")

@@ -14,6 +14,7 @@ from model.errors import UserError
 from pretrain.runtime.hardware import detect_device
 from pretrain.runtime.rendezvous import devices_problem
 from tests.helpers.launch import ROOT, start
+from tests.helpers.marks import slow
 
 BROKEN_GPU = """
 import json, os, sys
@@ -109,7 +110,7 @@ ALONE = ALONE.replace(
 ALONE = ALONE.replace('== "0"', '== "none"')
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", ["0", *slow(["1"])])
 def test_ranks_that_do_not_meet_are_one_line(tmp_path, rank):
     """No other rank comes to rank 0; nothing answers rank 1."""
     script = tmp_path / "alone.py"

@@ -85,6 +85,7 @@ def test_the_same_signal_again_ends_at_once_even_inside_a_library():
         assert program.end() == (143, "rank 0: SIGTERM again; ending at once, without saving\n")
 
 
+@pytest.mark.slow
 def test_sigterm_after_ctrl_c_is_no_repetition():
     """The deepspeed launcher sends it to the ranks after Ctrl-C has reached them."""
     with Program(WAIT + "time.sleep(4)\nprint('saved')") as program:

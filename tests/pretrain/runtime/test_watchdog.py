@@ -44,6 +44,7 @@ with Watchdog(0.5, folder / "stacks", 3, grace=0.2) as dog:
     assert "hang_here" in text and "while step 7" in text
 
 
+@pytest.mark.slow
 def test_what_nccl_recorded_is_written_beside_the_stacks(tmp_path):
     """Builds of torch without NCCL have no recorder: a stand-in answers."""
     body = """
@@ -91,6 +92,7 @@ def test_zero_turns_it_off(tmp_path):
         assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.slow
 def test_even_a_library_that_lets_no_python_run(tmp_path):
     """PyDLL keeps the interpreter's lock: only the interpreter's own watchdog can still end the process."""
     body = """

@@ -25,6 +25,7 @@ from pretrain.study.running import scheduler
 from pretrain.study.running.run import run_study
 from pretrain.study.running.scheduler import Scheduler, Slot, run_command_line, slots, write_study
 from tests.helpers.launch import ROOT
+from tests.helpers.marks import slow
 
 STAND_IN = str(ROOT / "tests" / "helpers" / "stand_in_run.py")
 TEXT = """
@@ -106,7 +107,7 @@ def when(happened, act):
     threading.Thread(target=wait, daemon=True).start()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [*slow([signal.SIGINT]), signal.SIGTERM])
 def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_in, tmp_path, number):
     stand_in(every="--seconds 0.5")
     training = Scheduler(study, [Slot(0), Slot(1)], io.StringIO())
@@ -121,6 +122,7 @@ def test_a_request_to_stop_reaches_the_runs_and_the_study_goes_on(study, stand_i
         assert steps == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_run_that_pauses_by_itself_goes_on(study, stand_in, monkeypatch):
     """Also one that has paused before the scheduler, on a busy machine, looks at it."""
     popen = subprocess.Popen
