@@ -16,6 +16,7 @@ from model.presets import preset
 from pretrain.plan.context_parallel import plan_context_parallel
 from pretrain.plan.tensor_parallel import plan_tensor_parallel
 from tests.helpers.distributed import run_distributed
+from tests.helpers.marks import slow
 from tests.model.parallel import Sent, build, compared, example, many_differences, shared_grid, whole_of
 from tests.model.test_exchange import GROUPED, MODERN, SHAPE, TOLERANCE, VARYING, WIDE, WINDOWS, worst
 
@@ -42,7 +43,7 @@ def cases(context_parallel, batch=1, **options):
     return found
 
 
-@pytest.mark.parametrize("context_parallel", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("context_parallel", [2, *slow([3, 4])])
 def test_equals_one_rank(context_parallel):
     results = run_distributed(many_differences, context_parallel, cases(context_parallel))
     for config, found in zip(MODELS, worst(results), strict=True):

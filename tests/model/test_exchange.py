@@ -63,7 +63,7 @@ def worst(results: list[list[dict[str, float]]]) -> list[tuple[float, str]]:
     return [max((value, name) for rank in case for name, value in rank.items()) for case in cases]
 
 
-@pytest.mark.parametrize("tensor_parallel", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tensor_parallel", [2, *slow([3, 4])])
 @pytest.mark.parametrize("batch_form", [True, False], ids=["batch", "query"])
 def test_equals_one_rank(tensor_parallel, batch_form):
     batch = tensor_parallel if batch_form else 1
@@ -121,7 +121,7 @@ def test_absent_parts_and_gates_with_sequence_parallelism(gate):
         assert largest[0] <= TOLERANCE, (name, largest)
 
 
-@pytest.mark.parametrize("tensor_parallel", [*DEGREES[:2], *slow(DEGREES[2:])])
+@pytest.mark.parametrize("tensor_parallel", [*DEGREES[:1], *slow(DEGREES[1:])])
 def test_every_preset_scaled_down(tensor_parallel):
     chosen = [(name, config) for name, config, t in small_presets() if t == tensor_parallel]
     assert all(any(heads % tensor_parallel for heads in config.heads) for _, config in chosen)
@@ -155,6 +155,7 @@ def equals_one_rank(case):
     assert found[0][0] <= TOLERANCE, found
 
 
+@pytest.mark.slow
 def test_random_schedules():
     fixed(equals_one_rank, examples=16)
 

@@ -69,6 +69,7 @@ class Counts(Hook):
         return HookResult({"counts/calls": self.calls}, [f"counts   {self.calls}"])
 
 
+@pytest.mark.slow
 def test_train_continues_as_the_command_would(small_folder, tmp_path, capfd):
     """Six steps with a hook, then to the end; the model that comes back, on the validation's windows."""
     run = nano_run(small_folder, tmp_path)

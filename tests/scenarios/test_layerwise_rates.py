@@ -151,7 +151,7 @@ def stays_and_moves(run):
     return {name for name in specs if torch.equal(found[name]["fp32"], begun[name].to(dtype).float())}
 
 
-@pytest.mark.parametrize("shape", [Shape(2, 1, "bf16"), Shape(2, 3, tensor_parallel=2)], ids=str)
+@pytest.mark.parametrize("shape", [Shape(2, 1, "bf16"), *slow([Shape(2, 3, tensor_parallel=2)])], ids=str)
 def test_frozen_weights_keep_their_bits_and_all_others_move(small_folder, tmp_path, shape):
     """Zero scale and, at a learning rate of zero, no decay."""
     freeze = {"name": "still", "parameters": ["q", "k"], "layers": "upper_half", "freeze": True}

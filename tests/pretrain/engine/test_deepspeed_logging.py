@@ -27,7 +27,7 @@ print(detect_device(), os.environ.get("DS_ACCELERATOR"), environment_elsewhere()
     [
         (1, None, "cuda:0", None, None),
         *slow([(1, "cpu", "cpu", "cpu", "cpu")]),
-        (0, None, "cpu", "cpu", None),  # found, not asked for: a job of SLURM may have GPUs
+        *slow([(0, None, "cpu", "cpu", None)]),  # found, not asked for: a job of SLURM may have GPUs
     ],
 )
 def test_the_device_is_that_of_the_machine(gpus, asked, device, here, elsewhere):

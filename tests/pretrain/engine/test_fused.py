@@ -12,7 +12,7 @@ SLOW = [
     ("all", 2, 2, "--tensor_parallel 2 --sequence_parallel true"),
     ("all", 1, 2, "--document_mask true"),
 ]
-FUSED = [("all", 2, 2, "--tensor_parallel 2"), ("loss", 2, 3, "--micro_batch 2"), *slow(SLOW)]
+FUSED = [("all", 2, 2, "--tensor_parallel 2"), *slow([("loss", 2, 3, "--micro_batch 2"), *SLOW])]
 
 
 @pytest.mark.parametrize(("fused", "ranks", "stage", "flags"), FUSED)

@@ -23,6 +23,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_a_lock_of_a_killed_process_is_free_and_one_of_a_living_process_is_waited_for(tmp_path, capsys):
     path, pipe = tmp_path / "lock", subprocess.PIPE
     lock = ProcessLock(str(path))

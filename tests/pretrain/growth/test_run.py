@@ -72,7 +72,7 @@ def heads_of(name, tensor, layer_heads, head_dim=12):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("gate", ["none", "head", pytest.param("element", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gate", ["head", *slow(["none", "element"])])
 def test_all_other_heads_keep_weights_and_moments(small_folder, tmp_path, shape, gate):
     flags = f"--precision {shape.precision} --tensor_parallel {shape.tensor_parallel}"
     flags += f" --architecture.attention_gate {gate}"
@@ -390,6 +390,7 @@ def test_bad_settings_are_one_line(small_folder, tmp_path, flags, schedule, mess
         growing(small_folder, tmp_path, flags, schedule=schedule).build_model_config()
 
 
+@pytest.mark.slow
 def test_a_head_dim_that_ranks_do_not_divide(small_folder, tmp_path):
     flags = "--growth.criterion incrt --growth.head_dim 16 --tensor_parallel 3 --architecture.ffn_width 96"
     run = growing(small_folder, tmp_path, f"{flags} --global_batch_tokens 768")

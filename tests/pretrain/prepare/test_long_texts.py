@@ -13,6 +13,7 @@ from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer
 from pretrain.prepare import long_texts
 from pretrain.prepare.long_texts import encode_documents, encode_pieces
 from tests.helpers.corpora import TEXTS, byte_level
+from tests.helpers.marks import slow
 from tests.helpers.small_corpus import small_paths
 
 pytestmark = pytest.mark.takes_time
@@ -79,7 +80,7 @@ def texts() -> dict[str, str]:
     return {"code": code, "words": words, "special": special, **periods, **{a: drawn(a) for a in alphabets}}
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", [*list(TOKENIZERS)[::3], *slow(["digits by three", "lines", "lossy"])])
 def test_pieces_give_the_ids_of_the_whole(name, monkeypatch):
     monkeypatch.setattr(long_texts, "PIECE", 1 << 11)
     monkeypatch.setattr(long_texts, "_OVERLAP", 1 << 7)

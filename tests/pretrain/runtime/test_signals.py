@@ -12,6 +12,7 @@ import pytest
 
 from pretrain.runtime.signals import STOPPED, StopListener, Stopped
 from tests.helpers.launch import ROOT
+from tests.helpers.marks import slow
 
 
 class Program:
@@ -110,7 +111,8 @@ def test_ctrl_c_counts_even_when_it_is_heard_second():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "why"), [("1", "its current operation has not ended"), ("2", "the other ranks have not agreed")]
+    ("ranks", "why"),
+    [*slow([("1", "its current operation has not ended")]), ("2", "the other ranks have not agreed")],
 )
 def test_without_an_agreement_it_ends_without_saving(monkeypatch, ranks, why):
     monkeypatch.setenv("WORLD_SIZE", ranks)

@@ -11,6 +11,7 @@ import pytest
 
 from pretrain.runtime.watchdog import HUNG, Watchdog
 from tests.helpers.launch import ROOT
+from tests.helpers.marks import slow
 
 HEAD = """
 import ctypes, sys
@@ -73,7 +74,7 @@ def test_beats_keep_it_quiet(tmp_path):
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
-@pytest.mark.parametrize("silent", [True, False])
+@pytest.mark.parametrize("silent", [*slow([True]), False])
 def test_an_error_after_the_time_follows_from_the_hang(tmp_path, silent):
     """As of a connection to a rank that has ended, in a process that was stopped meanwhile."""
     body = """
