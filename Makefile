@@ -2,7 +2,7 @@
 #
 #   make setup         .venv with the pinned packages (PYTHON=python3.12 chooses the interpreter)
 #   make train         pretrain a small model on built-in text; ARGS="--seed 1" adds arguments
-#   make test          the quick tests, about eight minutes on two idle cores: every part, with real
+#   make test          the quick tests, about four minutes on two idle cores: every part, with real
 #                      ranks on gloo;
 #                      TEST_PROCESSES=1 runs one after the other, PYTEST_ARGS="-k name" chooses
 #   make test-all      every test: the quick ones, then those marked slow, which take about half an hour more
