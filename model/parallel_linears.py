@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.collectives import all_gather, copy_to_ranks, sum_over_ranks, sum_scatter
-from model.linears import Embedding
 from model.process_grid import ProcessGrid
 
 with warnings.catch_warnings():
@@ -118,7 +117,7 @@ class TokenEmbedding(VocabParallelEmbedding):
         return leave(vectors.masked_fill(on_other_ranks[..., None], 0), self.grid)
 
 
-class PositionEmbedding(Embedding):
+class PositionEmbedding(nn.Embedding):
     """The learned positions, whole on every rank, for hidden states that may be sharded along T."""
 
     def __init__(self, context_length: int, d_model: int, grid: ProcessGrid) -> None:

@@ -9,6 +9,7 @@ from tests.helpers.launch import ROOT
 
 PROGRAM = """
 import sys
+import torch._dynamo  # torch's optimizers import it, which changes filters of warnings
 import torch.distributed as dist
 import pretrain.assembly.open_run, pretrain.report, pretrain.trainer
 from pretrain import recipe, train
