@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -22,6 +24,19 @@ def _read_steps(value: Any) -> Any:
     if twice := [step for step, count in Counter(steps).items() if count > 1]:
         raise UserError(f"growth.schedule: step {twice[0]} is given twice; keep one")
     return dict(zip(steps, value.values(), strict=True))
+
+
+@contextmanager
+def _naming_schedule() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("heads:", "growth.schedule:", 1)) from None
+
+
+def _read_counts(value: Any) -> Any:
+    with _naming_schedule():
+        return normalize_heads(value)
 
 
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -74,7 +89,7 @@ class GrowthConfig:
     average: ShareBelowOne = 0.5
     """Weight of the past in the running average of the second moment, from one check to the next."""
     schedule: Annotated[
-        dict[int, Annotated[str, BeforeValidator(normalize_heads)]], BeforeValidator(_read_steps)
+        dict[int, Annotated[str, BeforeValidator(_read_counts)]], BeforeValidator(_read_steps)
     ] = field(default_factory=dict)
     """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: "2x2,4x2"}."""
 
@@ -90,9 +105,14 @@ class GrowthConfig:
         """Whether heads are added or pruned."""
         return self.criterion != "none"
 
-    def counts(self) -> dict[int, HeadSchedule]:
-        """The schedule's head counts by step, ascending."""
-        return {step: parse_heads(self.schedule[step]) for step in sorted(self.schedule)}
+    def counts(self, layers: int) -> dict[int, HeadSchedule]:
+        """The schedule's head counts by step, ascending, for a model of so many layers.
+
+        Raises:
+            UserError: a text that is no head schedule.
+        """
+        with _naming_schedule():
+            return {step: parse_heads(self.schedule[step], layers) for step in sorted(self.schedule)}
 
     def start_model(self, model: ModelConfig, steps: int, tensor_parallel: int = 1) -> ModelConfig:
         """*model* with ``start`` heads of ``head_dim`` in every layer.
@@ -124,7 +144,7 @@ class GrowthConfig:
                     f"growth.{name}: {most} is below the {least} heads that growth.start gives; give more"
                 )
         before = (self.start,) * layers
-        for step, counts in self.counts().items():
+        for step, counts in self.counts(layers).items():
             fits = 0 < step < steps and len(counts) == layers and max(counts) <= maximum
             if not fits or any(now < earlier for now, earlier in zip(counts, before, strict=True)):
                 raise UserError(

@@ -40,6 +40,7 @@ from pretrain.config.sections import (
     ScheduleConfig,
     ValidationConfig,
     length_in_steps,
+    phase_in_steps,
     step_of_run,
 )
 from pretrain.utils.parsing import format_yaml
@@ -50,10 +51,7 @@ INITIAL_MODEL = "initial_model.json"
 """In a run's folder: the model of what it began with (init_from), which may be gone when it is resumed."""
 NUM_LAYERS = "num_layers"
 """Key of ``architecture`` besides the fields of ModelConfig; changes the depth of a preset."""
-LENGTHS = (
-    *("llr.every", "llr.until", "llr.transition"),
-    *("maturity.every", "growth.interval", "growth.until"),
-)
+LENGTHS = ("llr.every", "llr.transition", "maturity.every", "growth.interval")
 """Settings that are fractions of the run or whole numbers of steps, whether they are used or not."""
 _ARCHITECTURE = typing.get_type_hints(ModelConfig, include_extras=True) | {NUM_LAYERS: Size}
 """The type of each of its fields."""
@@ -227,6 +225,8 @@ class RunConfig:
             step_of_run("diagnostics.release", self.diagnostics.release, self.steps)
         for name in LENGTHS:
             length_in_steps(name, attrgetter(name)(self), self.steps)
+        phase_in_steps("llr.until", self.llr.until, self.steps)
+        phase_in_steps("growth.until", self.growth.until, self.steps)
         if self.growth.active and self.heads is not None:
             raise UserError(
                 f"heads: {self.heads!r} contradicts growth.criterion {self.growth.criterion}, which finds "

@@ -20,6 +20,7 @@ import torch
 from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import Entry
 
 from model.errors import UserError, quote
 from pretrain.evaluation.checks import GROUPS, SUFFIXES, find_library_folders, is_group_file
@@ -37,6 +38,9 @@ def task_manager(tasks: str, include_path: str | None = None) -> TaskManager:
     Args:
         tasks: names, groups and YAMLs, as in the command.
         include_path: a folder with more task YAMLs, whose names come before lm-eval's own.
+
+    Raises:
+        UserError: a group names no task.
     """
     asked = (name.strip() for name in tasks.split(","))
     names = [task for name in asked for task in GROUPS.get(name, (name,))]
@@ -66,13 +70,22 @@ def _with_members(names: Sequence[str], manager: TaskManager) -> tuple[set[str],
             found.add(name)
             entry = manager.task_index.get(name)
             whole &= entry is not None and name not in manager.all_tags  # whose tasks may be anywhere
-            members = (entry.cfg or {})["task"] if entry and name in manager.all_groups else []
-            for member in [members] if isinstance(members, str) else members:
+            for member in _members(entry) if entry and name in manager.all_groups else []:
                 if isinstance(member, str):
                     left.append(member)
                 else:
                     whole = False
     return found, whole
+
+
+def _members(group: Entry) -> list[Any]:
+    members = (group.cfg or {}).get("task")
+    if not members or not isinstance(members, (str, list)):
+        raise UserError(
+            f"tasks: the group {group.name!r} of {group.yaml_path} names none (task: {members}); give it a "
+            "list, such as task: [piqa, arc_easy]"
+        )
+    return [members] if isinstance(members, str) else members
 
 
 def quiet_lm_eval() -> None:

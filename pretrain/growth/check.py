@@ -143,7 +143,7 @@ class Check:
         """Layers that get a head, the most urgent first; a layer comes as often as it gets one."""
         criterion, free = self.config.criterion, self._free()
         if criterion == "schedule":
-            targets = self.config.counts().get(step, tuple(self.heads))
+            targets = self.config.counts(len(self.heads)).get(step, tuple(self.heads))
             return [layer for layer in free for _ in range(targets[layer] - self.heads[layer])]
         if criterion == "incrt":
             urgency = [self._urgency(layer) for layer in range(len(self.heads))]

@@ -107,7 +107,9 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
         if len(bases - {None}) > 1 or (None in bases) != (chosen == "smollm3"):
             problems.append(f"rope_base (one{', and null' if chosen == 'smollm3' else ' for all layers'})")
     dims = {model.layer_head_dim(layer) for layer in model.attention_layers}
-    if isinstance(model.rope_scaling, YarnScaling) and chosen in PADDED and len(dims) > 1:
+    if chosen in LLAMA_LIKE and any(dim % 2 for dim in dims):
+        problems.append("head_dim (even)")  # their classes reject others, also in layers without positions
+    if isinstance(model.rope_scaling, YarnScaling) and chosen in LLAMA_LIKE and len(dims) > 1:
         problems.append("head_dim (the same in every layer, with yarn)")  # its ramp depends on the dims
     if chosen == "gpt2":
         if not is_uniform(model):
@@ -141,7 +143,7 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
     """
     if wanted != "auto":
         if problems := explain_unsupported(model, wanted):
-            fitting = [name for name in FORMATS[1:] if not explain_unsupported(model, name)]
+            fitting = [name for name in PADDED if not explain_unsupported(model, name)]
             raise UserError(
                 f"format: {wanted!r} cannot hold this model: {', '.join(problems)}; valid: "
                 f"{', '.join([*fitting, 'native'])} or auto"

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.schedules import at_layer
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,15 @@ def scaled_model(model: ModelConfig) -> ModelConfig:
 def padded_model(model: ModelConfig) -> ModelConfig:
     """The uniform model that holds *model* when its parameters are padded."""
     padding, layers = choose_padding(model), model.num_layers
+    bases = {at_layer(model.rope_base, layer) for layer in model.attention_layers}
     return scaled_model(model).replace(
         heads=(padding.heads,) * layers,
         kv_heads=(padding.kv_heads,) * layers,
         head_dim=(padding.head_dim,) * layers,
         ffn_width=padding.ffn_width,
+        # Layers without attention may have had others.
+        rotary_share=1.0,
+        rope_base=bases.pop() if len(bases) == 1 else model.rope_base,
     )
 
 

@@ -10,6 +10,7 @@ from pretrain.assembly.preflight import check_start
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sections import EvaluationConfig
 from pretrain.evaluation import checks
+from tests.helpers.refusals import refused
 
 pytest.importorskip("lm_eval")
 
@@ -48,6 +49,11 @@ def test_a_part_of_lm_evals_tasks_has_what_all_of_them_have(everything, tmp_path
     own = task_manager("own", str(tmp_path))
     assert {"own", "piqa", "arc_easy"} <= set(own.all_tasks) and len(own.all_tasks) < 1000
     assert task_manager("nowhere").all_tasks == everything.all_tasks
+    (tmp_path / "none.yaml").write_text("group: none_of_them\n")
+    with refused(
+        "none.yaml names none (task: None); give it a list", begins="tasks: the group 'none_of_them'"
+    ):
+        task_manager("none_of_them", str(tmp_path))
 
 
 def test_a_task_file_of_gigabytes_is_refused_unread(tmp_path):

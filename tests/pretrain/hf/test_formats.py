@@ -35,7 +35,7 @@ MIXED: dict[str, dict[str, Any]] = {
     "groups": {"heads": (4, 6, 2), "kv_heads": (2, 3, 1), "attention_bias": "all"},
     "no scale": {"attention_scale": "none", "qk_norm": "plain"},
     "absent": {"heads": (0, 3, 4), "ffn_width": (96, 0, 128), "local_window": (8, 16, None)}
-    | {"rotary_share": (0.5, 1, 1)},
+    | {"rotary_share": (0.3, 1, 1), "rope_base": (0.5, 5e3, 5e3)},
     "muP": {"parametrization": "mup", "base_width": 20, "attention_scale": "constant"}
     | {"attention_scale_base": 16, "tie_embeddings": True},
 }
@@ -73,6 +73,10 @@ def test_auto_is_plain_where_the_weights_fit_unchanged():
     assert choose_format(scaled, "auto") == "native" and choose_format(scaled, "qwen3") == "qwen3"
     for name in (*plain, *others):
         assert choose_format(CONFIGS[name], "auto") == plain.get(name, "native"), name
+    # transformers' SmolLM3 needs even head dims
+    unrotated = block("llama", **LLAMA, heads=(4, 4, 4, 4), rope_base=None)
+    assert choose_format(unrotated, "auto") == "smollm3"
+    assert choose_format(unrotated.replace(d_model=60), "auto") == "native"
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -113,6 +117,13 @@ def test_heads_are_raised_to_a_divisor_of_the_width():
 def test_a_plain_format_refuses_what_it_cannot_hold(name, chosen, words):
     with pytest.raises(UserError, match=f"format: '{chosen}' cannot hold this model: .*{words}"):
         choose_format(CONFIGS[name], chosen)
+
+
+def test_only_formats_that_can_be_asked_for_are_advised():
+    yarn = {"type": "yarn", "factor": 2.0, "original_context_length": 64}
+    model = CONFIGS["grouped"].replace(attention_bias="qkv", rope_scaling=yarn)
+    with pytest.raises(UserError, match=r"\(the same in every layer, with yarn\); valid: native or auto$"):
+        choose_format(model, "llama")
 
 
 def test_no_head_count_that_fits():

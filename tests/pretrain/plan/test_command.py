@@ -229,6 +229,7 @@ def test_when_nothing_fits(capsys):
         (["--config", "long-757m", "--nodes", "8"], r"16 seq.* 64 data-.* sequence: --context_parallel 4$"),
         (["--config", "classification", "--nodes", "8"], r"32 sequences .* 64 .*_tokens 8192 or 16384$"),
         (["--schedule.kind", "wsd", "--schedule.decay", "1"], r"schedule.decay: 1.0 may mean one step or"),
+        (["--llr.until", "1"], r"llr.until: 1.0 may mean one step or"),
         (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
         (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
         (["--print_config"], r"print_config: a plan does not do that; give --print_config to head-sch"),
