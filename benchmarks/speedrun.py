@@ -142,7 +142,7 @@ def study_of_recipes(recipes: Sequence[str], seeds: list[int], flags: list[str],
         "variants": variants,
     }
     study = parse_study(yaml.safe_dump(file, sort_keys=False), folder.name, folder)
-    if growing := next((run.variant for run in study.runs if run.grows), None):
+    if growing := next((run.variant for run in study.runs if run.run.growth.active), None):
         raise UserError(f"recipe: {growing}: its heads grow, so FLOPs per token change; give another")
     return study
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.corpus import is_prefix, open_prefix
@@ -70,3 +71,12 @@ def model_fields(run: RunConfig, corpora: list[PlannedCorpus] | None) -> dict[st
     meta = corpora[0].meta
     classes = {"classes": len(meta.classes)} if run.task == "classification" and meta.classes else {}
     return {"vocab_size": meta.tokenizer.vocab_size, **classes}
+
+
+def build_model(run: RunConfig) -> ModelConfig:
+    """The model of a run, with what its corpora determine, as far as they are here.
+
+    Raises:
+        UserError: as find_corpora and RunConfig.build_model_config.
+    """
+    return run.build_model_config(**model_fields(run, find_corpora(run)))

@@ -140,7 +140,7 @@ def open_study(
         return read_archive(path, out)
     if path.is_dir():
         if out is not None and os.path.realpath(out) != os.path.realpath(path):
-            valid = "give one, or the study's file with another --out"
+            valid = "give one, or the study's file with another out"
             raise UserError(f"out: {str(out)!r} and the folder {name!r}: {valid}")
         return load_study(path, check_runs, settings)
     file = find_study(name)

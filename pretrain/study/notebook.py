@@ -21,7 +21,7 @@ class Study(planned.Study):
     """What a study file asks for: ``Study.load(NAME)``, then ``plan``, ``run``, ``results``."""
 
     @classmethod
-    def load(cls, study: str | Path, out: Path | None = None, **settings: Any) -> Study:
+    def load(cls, study: str | Path, out: str | Path | None = None, **settings: Any) -> Study:
         """The study of a name, a file or a folder that has been run.
 
         Args:
@@ -31,8 +31,11 @@ class Study(planned.Study):
         Raises:
             UserError: bad input.
         """
-        found = open_study(str(study), out, settings)
+        found = open_study(str(study), Path(out) if out else None, settings)
         return cls(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+    def __repr__(self) -> str:
+        return f"Study {self.name!r}: {len(self.runs)} runs, in {self.folder}"
 
     def plan(self) -> pd.DataFrame:
         """A row for each run: variant, its level of each factor, seed, steps and FLOPs."""
@@ -57,4 +60,4 @@ class Study(planned.Study):
                 results = summary.values.get(seed, math.nan), summary.differences.get(seed, math.nan)
                 rows[run.planned.name] = run.state, *results
         columns = ["state", view.measure, "difference"]
-        return self.plan().join(pd.DataFrame.from_dict(rows, orient="index", columns=columns))
+        return self.plan().join(pd.DataFrame.from_dict(rows, "index", columns=columns))

@@ -138,16 +138,13 @@ class PlannedRun:
         """Name of the run's folder, in the study's folder."""
         return f"{self.definition.folder}-s{self.seed}"
 
-    @property
-    def grows(self) -> bool:
-        """Whether heads are added or removed while it trains."""
-        return bool(self.run.growth.active)
-
     @cached_property
     def flops(self) -> float:
         """Training FLOPs of the whole run, 6 N_matmul + 12 Σ min(T, window) A per token; with growth the most
         it may take."""
-        model = self.run.largest_model_config(self.run.build_model_config())
+        from pretrain.plan.corpora import build_model  # the data determine the vocabulary
+
+        model = self.run.largest_model_config(build_model(self.run))
         return float(model.flops_per_token() * self.run.steps * self.run.global_batch_tokens)
 
 

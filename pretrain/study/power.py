@@ -55,7 +55,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     needed = None if effect is None else paired.pairs_needed(effect, sd, question.power)
     test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
     costs = " to ".join(dict.fromkeys(f"{end(flops):.2e}" for end in (min, max)))
-    growing = any(planned.grows for planned in study.runs)
+    growing = any(planned.run.growth.active for planned in study.runs)
     bound = "; runs grow, so this is an upper bound: the largest model they may become" if growing else ""
     lines = [f"spread   sd {sd:.3g} of paired differences of {study.file.measure}, {source}"]
     unknown = "needed   not known: the study names no effect; give --effect"
@@ -64,10 +64,9 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
         if seeds is not None:
             found = paired.detectable_effect(sd, seeds, question.power)
             total = sum(flops) * seeds / len(study.file.seeds)
-            time = f", {human_seconds(total / rate)} at the pilot's speed" if rate else ""
+            time = f", {human_seconds(total / rate)} of training at the pilot's speed" if rate else ""
             finds = f"{seeds:,} seeds find {found:.3g}, and cost"
-            if seeds == 1:
-                finds = "1 seed has no spread, so it finds no effect, and costs"
+            finds = finds if seeds > 1 else "1 seed has no spread, so it finds no effect, and costs"
             lines.append(f"{label:<8} {finds} {total:.2e} FLOPs{time}")
     lines.append(f"cost     {costs} FLOPs a run{bound}")
     if pilot and question.sd is None:
@@ -123,6 +122,6 @@ def speed(pilot: View) -> float | None:
     found = [
         run.planned.flops * run.step / run.planned.run.steps / run.rows[-1]["seconds"]
         for run in pilot.results
-        if run.rows and not run.planned.grows and run.rows[-1].get("seconds", 0) > 0
+        if run.rows and not run.planned.run.growth.active and run.rows[-1].get("seconds", 0) > 0
     ]
     return median(found) if found else None

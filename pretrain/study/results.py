@@ -69,7 +69,9 @@ class RunResult:
         empty without a checkpoint."""
         if (model := self.model_config) is None:
             return {}
-        found = {0: self.planned.run.build_model_config().heads if self.planned.grows else model.heads}
+        found = {
+            0: self.planned.run.build_model_config().heads if self.planned.run.growth.active else model.heads
+        }
         for row in self.rows:
             counts: list[Any] = [row.get(f"growth/heads/layer_{layer}") for layer in range(model.num_layers)]
             if all(isinstance(count, int) for count in counts):
@@ -232,5 +234,5 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
             for key, (now, made) in differing.items()
             if key.split(".")[0] not in NOT_THE_RUN
         ]:
-            valid = f"give the folder {study.folder} for those, or another --out"
+            valid = f"give the folder {study.folder} for those, or another out"
             raise UserError(f"study: {planned.folder} was made with {', '.join(listed[:4])}; {valid}")

@@ -343,7 +343,7 @@ def tokenizer(run: RunResult) -> str | None:
 
 def parameters(run: RunResult) -> str | None:
     """Of its model; None where heads grow."""
-    model = None if run.planned.grows else run.model_config
+    model = None if run.planned.run.growth.active else run.model_config
     return f"{model.num_parameters():,}" if model else None
 
 

@@ -175,7 +175,7 @@ def _draw_growing(view: View, path: Path, heading: str) -> bool:
     """Heads by layer over steps: the median of the runs, of an even number the upper one."""
     panels: dict[str, list[pd.DataFrame]] = {}
     for summary in view.listed:
-        growing = [run for run in summary.finished if run.planned.grows and run.saved]
+        growing = [run for run in summary.finished if run.planned.run.growth.active and run.saved]
         if growing:
             panels[summary.label] = [pd.DataFrame(run.head_history) for run in growing]
     if not panels:

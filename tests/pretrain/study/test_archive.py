@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     final = {f"{name}-s{s}": loss for name, losses in FINALS.items() for s, loss in enumerate(losses, 1)}
     del final["uniform-s3"]
     model = study.runs[2].run.build_model_config().replace(heads=(3, 2, 2, 1), head_dim=(16,) * 4)
-    more = {"model": lambda run: model if run.grows else None, "world": {"code": ["abc", "def"]}}
+    more = {"model": lambda run: model if run.run.growth.active else None, "world": {"code": ["abc", "def"]}}
     for found in planted(study, final, more=lambda run: SCORES, **more):
         if found.planned.name == "rising-s3":
             found = result(found.planned, found.rows[:4], failure="error: out of disk")

@@ -215,6 +215,7 @@ def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
     assert "error: data: 'mine' has no meta.json" in capsys.readouterr().err
     opened = []
     monkeypatch.setattr("pretrain.assembly.data.open_data", lambda run, report: opened.append(run.data))
+    monkeypatch.setattr("pretrain.plan.corpora.find_corpora", lambda run: None)
     assert main(["run", file, "--dry_run"]) == 0
     assert opened == ["mine"]
 

@@ -81,14 +81,15 @@ def test_pairs_of_other_seeds_and_losses_that_are_not_finite_are_left_out_and_sa
 def test_the_lines(pilot):
     lines = asked(pilot)
     one = pilot.study.runs[0].run
-    per_run = one.build_model_config().flops_per_token() * 50 * one.global_batch_tokens
+    per_run = one.build_model_config(one.vocab_size).flops_per_token() * 50 * one.global_batch_tokens
     total = 12 * per_run  # of 30 s
     assert lines[:4] == [
         f"spread   sd {SD:.3g} of paired differences of val_loss, from 6 pairs of 2 variants in "
         f"{pilot.study.folder}",
         "needed   6 seeds to find 0.02 with a power of 80%, by a two-sided paired t-test at 5 %",
-        f"         6 seeds find 0.0185, and cost {2 * total:.2e} FLOPs, 12m00s at the pilot's speed",
-        f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s at the pilot's speed",
+        "         6 seeds find 0.0185, and cost "
+        f"{2 * total:.2e} FLOPs, 12m00s of training at the pilot's speed",
+        f"study    3 seeds find 0.0421, and cost {total:.2e} FLOPs, 6m00s of training at the pilot's speed",
     ]
     assert lines[4] == f"cost     {per_run:.2e} FLOPs a run"
     single = parse_study(pilot.study.text.replace("seeds: 3", "seeds: 1"), "s", pilot.study.folder)

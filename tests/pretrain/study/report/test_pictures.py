@@ -58,7 +58,7 @@ def grown_view():
     study = small_study(seeds=2, settings=settings, baseline="uniform", variants=variants)
     four = study.runs[1].run.build_model_config(vocab_size=2048).replace(heads=(4,) * LAYERS)
     final = {run.name: 3.5 + 0.01 * run.seed for run in study.runs}
-    results = planted(study, final, model=lambda run: four if run.grows else None)
+    results = planted(study, final, model=lambda run: four if run.run.growth.active else None)
     for found in results[1::2]:
         late = 40 if found.planned.seed == 1 else 60
         for row in found.rows:

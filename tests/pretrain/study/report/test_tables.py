@@ -115,7 +115,7 @@ def test_grown_heads_are_those_of_the_end():
     study = three(variants=variants)
     model = study.runs[1].run.build_model_config(vocab_size=2048)
     ends = {1: (3, 4, 8, 8), 2: (3, 4, 8, 8), 3: (2, 4, 8, 8)}
-    grown = {"model": lambda run: model.replace(heads=ends[run.seed]) if run.grows else None}
+    grown = {"model": lambda run: model.replace(heads=ends[run.seed]) if run.run.growth.active else None}
     row = rows_of(view(study, lambda run: 3.5 + 0.01 * run.seed, **grown))["grown"]
     assert row["heads"] == "3,4,8x2 or 2,4,8x2" and " to " in row["parameters"]
 
