@@ -63,7 +63,7 @@ from pretrain import read_metrics, recipe, train
 from pretrain.study import Study
 ```
 
-[](../../examples/README.md) are programs that use it. `[source]` leads to the code.
+Programs that use it are among the [examples](../../examples/README.md). `[source]` leads to the code.
 
 ## Training
 

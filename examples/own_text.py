@@ -24,5 +24,5 @@ print(f"validation loss: {read_metrics(trained.run_folder)[-1]['val_loss']:.2f}"
 convert.main([str(trained.run_folder), "--out", "hf/own", "--overwrite"])
 tokenizer = AutoTokenizer.from_pretrained("hf/own", trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained("hf/own", trust_remote_code=True)
-prompt = tokenizer("def ", return_tensors="pt")
+prompt = tokenizer("def", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=40, do_sample=False)[0]))

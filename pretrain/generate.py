@@ -12,6 +12,7 @@ from pydantic import Field
 from model.declared import NonNegativeFloat, NonNegativeInt, PositiveInt, declared
 from pretrain.config.options import parse_options
 from pretrain.runtime.command import run_command
+from pretrain.utils.format import log_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,13 @@ def run_generate(arguments: Sequence[str]) -> None:
         else make_exported_predictor(model.network)
     )
     prompt = tokenizer.encode(options.prompt) or [tokenizer.end_of_document]
+    if options.prompt.endswith(" ") and tokenizer.decode(prompt[-1:]) == " ":
+        print(
+            log_line(
+                "note", "the prompt ends in a space, which is mostly a part of the next token: leave it out"
+            ),
+            file=sys.stderr,
+        )
     print(options.prompt, end="", flush=True)
     ids = sample(predict, prompt, options.tokens, options.temperature, options.top_p, options.seed)
     for piece in text_pieces(ids, tokenizer):

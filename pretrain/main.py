@@ -70,8 +70,9 @@ def start() -> NoReturn:
         if rank == 0:
             if stopped.exit_code == INTERRUPTED:
                 listener.let_the_launcher_end()
+            saved = "" if stopped.saved_step is None else f"; step {stopped.saved_step:,} is saved"
             print(
-                log_line("stopped", f"({stopped.reason}); the same command continues the run"),
+                log_line("stopped", f"({stopped.reason}){saved}; the same command continues the run"),
                 file=sys.stderr,
                 flush=True,
             )

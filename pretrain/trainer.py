@@ -128,6 +128,7 @@ class Trainer:
                 for line in hook.end(lambda: stop is not None or control.has_request()):
                     self.metrics.message(line)
             if stop:
+                stop.saved_step = state.step
                 raise stop
         control.end_watch()  # what follows the last save must not fail the run
         return self.engine

@@ -52,6 +52,7 @@ class Split:
             lowest, highest = min(lowest, number), max(highest, number)
         if lowest >= highest:
             raise UserError(
-                "corpus: give at least two different documents, since one is held out for validation"
+                "corpus: give at least two different documents, since one is held out for validation; for "
+                "text, --format lines makes documents of lines, and --validation_text FILE holds out none"
             )
         return cls(min(max(int(fraction * 2**64), lowest + 1), highest))

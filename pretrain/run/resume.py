@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from model.config import ModelConfig
@@ -118,6 +118,24 @@ def _read_earlier_request(saved: TrainingState) -> RunConfig:
     return from_dict(RunConfig, saved.run, "checkpoint: run in state.json")
 
 
+def _another_run(run: RunConfig, saved: TrainingState, differences: Sequence[str]) -> UserError:
+    valid = settings_to_give(is_imported(saved))
+    if (settings := run.folder / "config.yaml").is_file():
+        valid += f": --config {settings}"
+    return UserError(f"resume: {run.folder} holds another run ({'; '.join(differences)}); {valid}")
+
+
+def check_data_named(saved: TrainingState, run: RunConfig) -> None:
+    """Compare the data that a checkpoint's run names with those of the run that is to continue it, before the
+    built-in corpus is prepared for nothing.
+
+    Raises:
+        UserError: the run asks for the built-in corpus, the checkpoint's run for another one.
+    """
+    if saved.run and run.data == "builtin" != (before := _read_earlier_request(saved).data):
+        raise _another_run(run, saved, [f"data: {before} != builtin"])
+
+
 def check_resume(
     saved: TrainingState,
     state: TrainingState,
@@ -157,14 +175,13 @@ def check_resume(
         if not before or before == now:  # an imported model knows its tokenizer, not the data
             continue
         difference: str | None = f"{before} != {now}"
+        if key == "data" and saved.run and asked.data != run.data:
+            difference = f"{asked.data} != {run.data}"
         if key == "tokenizer" and tokenizers and tokenizers[0].is_dir():
             difference = tokenizer_difference(load_tokenizer(tokenizers[0]), tokenizers[1])
         differences += [f"{key}: {difference}"] if difference else []
     if differences:
-        raise UserError(
-            f"resume: {run.folder} holds another run ({'; '.join(differences)}); "
-            f"{settings_to_give(is_imported(saved))}"
-        )
+        raise _another_run(run, saved, differences)
     resharded = [describe_layout_change(saved.world, state.world)]
     if resets_optimizer(saved, run):
         resharded.append("the optimizer state is reset, the weights are kept")

@@ -45,6 +45,9 @@ class Stopped(BaseException):
         exit_code: STOPPED, or INTERRUPTED (Ctrl-C, after which the run is not requeued).
     """
 
+    saved_step: int | None = None
+    """The last step of the session, which is saved; None if training had not begun."""
+
     def __init__(self, reason: str, exit_code: int = STOPPED) -> None:
         super().__init__(reason)
         self.reason = reason

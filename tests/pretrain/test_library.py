@@ -19,6 +19,7 @@ from pretrain.hf.tokenizer_files import write_tokenizer
 from pretrain.prepare.command import main as prepare
 from pretrain.run.saved import SavedRun
 from tests.helpers.corpora import TEXTS
+from tests.helpers.refusals import refused
 from tests.helpers.training import ROOT, curve, nano_run
 
 
@@ -83,6 +84,13 @@ def test_train_continues_as_the_command_would(small_folder, tmp_path, capfd):
     assert loss == pytest.approx(rows[-1]["val_loss"], rel=1e-5)
     calls = [row.get("counts/calls") for row in rows]
     assert calls == [None, 1, None, 2, None, 3] * 2  # each session has a hook of its own
+    elsewhere = replace(run, data="builtin", data_root=str(tmp_path / "prepared"))
+    asked = f"(data: {small_folder} != builtin); give --name for a new run"
+    with refused(
+        f"--config {tmp_path}/nano/config.yaml", begins=f"resume: {run.folder} holds another run {asked}"
+    ):
+        train(elsewhere, "zero1")
+    assert not (tmp_path / "prepared").exists()
     again = f"head-schedules train --config {tmp_path}/nano/config.yaml"
     assert f"continue  {again} --ds_config {tmp_path}/nano/ds_config.json --steps 24" in printed
 

@@ -10,7 +10,7 @@ from tests.helpers.launch import ROOT
 
 PROGRAMS = {
     "own_schedule": ["heads 1,4,16,4", "step 100: loss "],
-    "own_text": ["validation loss: ", "def "],
+    "own_text": ["validation loss: ", "def"],
     "own_hook": ["norms    ", "weight_norm/layer_3"],
     "own_study": ["16,8,4,2  2 of 2", "wrote "],
     "growing_heads": ["heads (", "from scratch: "],

@@ -57,9 +57,9 @@ def test_stopped_by_a_signal(small_folder, tmp_path, whole, number, rank, code, 
         running.kill(rank, number)
         finished = running.wait(60)
     assert finished.returncodes == [code, code], finished.output
-    assert (
-        f"stopped  ({'rank 1: ' if rank else ''}{number.name}); the same command continues" in finished.output
-    )
+    saved = curve(tmp_path / "nano")[-1]["step"]
+    told = f"({'rank 1: ' if rank else ''}{number.name}); step {saved} is saved; the same command continues"
+    assert f"stopped  {told}" in finished.output
     assert "Traceback" not in finished.output
     again = launch(arguments, 2)
     assert again.returncode == 0, again.output
