@@ -52,7 +52,10 @@ def recipe(name: str | None = None, /, **settings: Any) -> RunConfig:
     Raises:
         UserError: no such recipe, an unknown setting, a value that is not valid.
     """
-    return make_run(load_recipe(name).merge(flatten(settings, "the settings")))
+    run = make_run(load_recipe(name).merge(flatten(settings, "the settings")))
+    if run.init_from is None:  # its folder may come to be before the training
+        run.build_model_config()
+    return run
 
 
 def train(

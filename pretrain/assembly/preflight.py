@@ -122,15 +122,18 @@ def _check_corpus(folder: str, field: str) -> None:
     if path.is_dir() or is_prefix(path):
         return
     if path.is_file():
+        # A text file would be one document, of which nothing can be held out.
+        lines = " --format lines" if path.suffix in ("", ".txt", ".md") else ""
         raise UserError(
             f"{field}: {folder!r} is a file; make a corpus of it: head-schedules prepare "
-            f"--text {shlex.quote(folder)} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
+            f"--text {shlex.quote(folder)}{lines} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
         )
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     builtin = "builtin, " if field == "data" else ""
+    here = "" if path.is_absolute() else f" in {Path.cwd()}"
     raise UserError(
-        f"{field}: {folder!r} is not a folder; valid: {builtin}one written by head-schedules prepare, or "
-        f"the prefix of a .bin/.idx pair{suggest(path.name, siblings)}"
+        f"{field}: {folder!r} is not a folder{here}; valid: {builtin}one written by head-schedules prepare, "
+        f"or the prefix of a .bin/.idx pair{suggest(path.name, siblings)}"
     )
 
 

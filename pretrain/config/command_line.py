@@ -157,6 +157,8 @@ class CommandParser(argparse.ArgumentParser):
         elif message.startswith(unknown):
             given = message.removeprefix(unknown)
             message = f"{quote(given, plain=bool(given.strip()))}: not expected here"
+            if given.replace(" ", "").isdecimal():
+                message += f"; write a list with commas, such as {','.join(given.split())}"
         elif choice := re.match(r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)", message):
             valid = choice[3].replace("'", "")
             message = f"{choice[1].lower()}: {choice[2]} is not valid; give one of {valid}"

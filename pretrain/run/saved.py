@@ -13,6 +13,7 @@ import torch
 
 from model.config import ModelConfig
 from model.errors import UserError
+from model.heads import format_heads
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import Hold, checkpoint_path, require_steps
 from pretrain.checkpoint.manifest import verify
@@ -37,6 +38,10 @@ class SavedRun:
     tokenizer: Tokenizer
     hold: Hold | None = None
     """While this object exists, a run that is training does not prune the checkpoint."""
+
+    def __repr__(self) -> str:
+        heads = format_heads(self.model.heads)
+        return f"SavedRun {str(self.run_folder)!r}: step {self.state.step:,}, heads {heads}"
 
     @property
     def state(self) -> TrainingState:

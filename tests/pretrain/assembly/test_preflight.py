@@ -40,10 +40,11 @@ def test_a_folder_that_is_not_there(tmp_path):
         and "is not a folder; valid: builtin" in line
         and "did you mean 'fineweb'?" in line
     )
-    assert "'x/y'" in refused(data=f"{tmp_path / 'fineweb'}:0.5,x/y:0.5")
+    missing = f"'x/y' is not a folder in {os.getcwd()}; valid"
+    assert missing in refused(data=f"{tmp_path / 'fineweb'}:0.5,x/y:0.5")
     check_start(replace(RUN, data=str(tmp_path / "fineweb")))
     (tmp_path / "my text.txt").write_text("text")
-    command = f"head-schedules prepare --text '{tmp_path}/my text.txt' --out data/'my text'"
+    command = f"head-schedules prepare --text '{tmp_path}/my text.txt' --format lines --out data/'my text'"
     assert command in refused(data=str(tmp_path / "my text.txt"))
 
 

@@ -43,6 +43,7 @@ REFUSED = {
     "": "required: MODEL",
     "m --limt 3": "--limt: unknown flag; did you mean '--limit'?",
     "m n --limit 3": "n: not expected here",
+    "m 4 16": "4 16: not expected here; write a list with commas, such as 4,16",
     "m --limit": "expected one argument",
     "m --limit 0": "limit: '0' is not valid; give a number above 0",
     "m --seed x": "seed: 'x' is not valid; give a whole number",
