@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_a_folder_that_is_not_there(tmp_path):
         and "is not a folder; valid: builtin" in line
         and "did you mean 'fineweb'?" in line
     )
-    missing = f"'x/y' is not a folder in {os.getcwd()}; valid"
+    missing = f"'x/y' is not a folder in {Path.cwd()}; valid"
     assert missing in refused(data=f"{tmp_path / 'fineweb'}:0.5,x/y:0.5")
     check_start(replace(RUN, data=str(tmp_path / "fineweb")))
     (tmp_path / "my text.txt").write_text("text")
