@@ -50,12 +50,10 @@ def recipe(name: str | None = None, /, **settings: Any) -> RunConfig:
             names, or as an object, ``optimizer=other.optimizer``, which replaces all of them.
 
     Raises:
-        UserError: no such recipe, an unknown setting, a value that is not valid.
+        UserError: no such recipe, an unknown setting, a value that is not valid. Whether heads fit the model
+            and a schedule the run is checked when it is trained.
     """
-    run = make_run(load_recipe(name).merge(flatten(settings, "the settings")))
-    if run.init_from is None:  # its folder may come to be before the training
-        run.build_model_config()
-    return run
+    return make_run(load_recipe(name).merge(flatten(settings, "the settings")))
 
 
 def train(
