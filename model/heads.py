@@ -22,15 +22,15 @@ _TERMS = {
 Number = TypeVar("Number", int, float)
 
 
-def parse_heads(text: str, layers: int | None = None) -> HeadSchedule:
+def parse_heads(text: str, layers: int | None = None, field: str = "heads") -> HeadSchedule:
     """Read a head schedule: comma-separated terms ``h`` (one layer) or ``hxN`` (N layers of h heads), or an
     allocation such as tapered(8), which has *layers* layers where it does not give them.
 
     ``"3x2,6,12"`` is ``(3, 3, 6, 12)``. Blanks around terms, and brackets around them all, are ignored.
-    Raises UserError for anything else: an empty term, a non-number, a number below 0, more than MOST_LAYERS
-    layers.
+    Raises UserError, which names *field*, for anything else: an empty term, a non-number, a number below 0,
+    more than MOST_LAYERS layers.
     """
-    with naming("heads", text):
+    with naming(field, text):
         if "(" in text:
             return parse_allocation(text, multiple=1).widths(layers)
         schedule = parse_schedule(text)
@@ -67,7 +67,7 @@ def _wrong_term(term: str, number: type[int] | type[float]) -> UserError:
     return UserError(f"give n or nxN with {kind}, for example {example}; {quote(term)} is neither")
 
 
-def normalize_heads(value: Any) -> Any:
+def normalize_heads(value: Any, field: str = "heads") -> Any:
     """A head schedule, given as text or as a list of head counts, in its shortest text: ``"2,4,8x2"``. What
     is neither stays as it is, and so does an allocation that does not give the number of layers."""
     if type(value) is int:
@@ -76,10 +76,10 @@ def normalize_heads(value: Any) -> Any:
         value = ",".join(map(str, value))
     if not isinstance(value, str):
         return value
-    with naming("heads", value):
+    with naming(field, value):
         if "(" in value and (allocation := parse_allocation(value, multiple=1)).layers is None:
             return allocation.text
-    return format_heads(parse_heads(value))
+    return format_heads(parse_heads(value, field=field))
 
 
 def format_heads(heads: Iterable[float | None]) -> str:

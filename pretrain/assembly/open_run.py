@@ -21,7 +21,7 @@ from pretrain.report import describe_opening
 from pretrain.run.decisions import decide, gather_facts
 from pretrain.run.folder import hold_run_folder, may_have_begun, prepare_run_folder
 from pretrain.run.hooks import Hook, load_hooks
-from pretrain.run.resume import check_data_named
+from pretrain.run.resume import compare_data_names
 from pretrain.run.session import Session
 from pretrain.runtime.control import Control
 from pretrain.runtime.signals import StopListener
@@ -86,7 +86,7 @@ def open_run(
                 hold_run_folder(run, world, held)
             store = CheckpointStore(run.folder, run.checkpoint, world)
             newest = find_newest(run, store)
-            check_data_named(newest.state, run)
+            compare_data_names(newest.state, run)
             data = open_data(run, world.print_rank_zero, world)
             asked_model = run.build_model_config(**data.model_fields())
             if newest.folder is None and run.init_from is not None:

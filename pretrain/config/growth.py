@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -14,6 +12,8 @@ from model.config import ModelConfig
 from model.declared import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, declared
 from model.errors import UserError
 from model.heads import HeadSchedule, format_heads, normalize_heads, parse_heads
+
+SCHEDULE = "growth.schedule"
 
 
 def _read_steps(value: Any) -> Any:
@@ -26,17 +26,8 @@ def _read_steps(value: Any) -> Any:
     return dict(zip(steps, value.values(), strict=True))
 
 
-@contextmanager
-def _naming_schedule() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace("heads:", "growth.schedule:", 1)) from None
-
-
 def _read_counts(value: Any) -> Any:
-    with _naming_schedule():
-        return normalize_heads(value)
+    return normalize_heads(value, SCHEDULE)
 
 
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -111,8 +102,7 @@ class GrowthConfig:
         Raises:
             UserError: a text that is no head schedule.
         """
-        with _naming_schedule():
-            return {step: parse_heads(self.schedule[step], layers) for step in sorted(self.schedule)}
+        return {step: parse_heads(self.schedule[step], layers, SCHEDULE) for step in sorted(self.schedule)}
 
     def start_model(self, model: ModelConfig, steps: int, tensor_parallel: int = 1) -> ModelConfig:
         """*model* with ``start`` heads of ``head_dim`` in every layer.

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import lm_eval.api.model
@@ -20,11 +20,13 @@ import torch
 from lm_eval import evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
-from lm_eval.tasks._index import Entry
 
 from model.errors import UserError, quote
 from pretrain.evaluation.checks import GROUPS, SUFFIXES, find_library_folders, is_group_file
 from pretrain.evaluation.data_sets import use_data_sets
+
+if TYPE_CHECKING:
+    from lm_eval.tasks._index import Entry
 
 SEED = 1234
 OWN_FOLDER = Path(__file__).parent

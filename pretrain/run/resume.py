@@ -125,7 +125,7 @@ def _another_run(run: RunConfig, saved: TrainingState, differences: Sequence[str
     return UserError(f"resume: {run.folder} holds another run ({'; '.join(differences)}); {valid}")
 
 
-def check_data_named(saved: TrainingState, run: RunConfig) -> None:
+def compare_data_names(saved: TrainingState, run: RunConfig) -> None:
     """Compare the data that a checkpoint's run names with those of the run that is to continue it, before the
     built-in corpus is prepared for nothing.
 

@@ -65,7 +65,7 @@ def test_without_a_prompt_a_document_is_made_up(run_and_exports, capsys):
     assert capsys.readouterr().out.strip()
 
 
-def test_a_prompt_that_ends_in_a_token_of_its_own_for_the_space_is_noted(run_and_exports, capsys):
+def test_a_note_says_that_a_prompt_ends_in_a_token_for_the_space(run_and_exports, capsys):
     for prompt, noted in (("return", False), ("return ", True)):
         assert command.main([str(run_and_exports[0]), "--tokens", "1", "--prompt", prompt]) == 0
         assert ("the prompt ends in a space" in capsys.readouterr().err) is noted

@@ -119,7 +119,7 @@ def test_a_plain_format_refuses_what_it_cannot_hold(name, chosen, words):
         choose_format(CONFIGS[name], chosen)
 
 
-def test_only_formats_that_can_be_asked_for_are_advised():
+def test_the_advice_names_formats_of_the_command_alone():
     yarn = {"type": "yarn", "factor": 2.0, "original_context_length": 64}
     model = CONFIGS["grouped"].replace(attention_bias="qkv", rope_scaling=yarn)
     with pytest.raises(UserError, match=r"\(the same in every layer, with yarn\); valid: native or auto$"):
