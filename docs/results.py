@@ -37,7 +37,7 @@ RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/results.md", *sorted(RESULTS.glob("*.md"))]
 TOKENS = "tokens-small"
 """The study that tells what a difference is worth in tokens, with each of two optimizers."""
-NUMBER = r"[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"
+NUMBER = r"(?:< )?[+−]?\d[\d.,]*(?:e[+-]?\d+)?(?: \[[^\]]*\])?"
 MARK = re.compile(rf"(?P<text>{NUMBER})(?P<mark><!--(?P<study>\S+)\s(?P<value>\w+)\s?(?P<of>.*?)-->)")
 PICTURE = re.compile(
     r"!\[(?P<heading>[^\]]+)\]\((?P<file>pictures/(?P<name>[\w.-]+)-(?P<kind>[a-z_]+)\.svg)\)"
@@ -81,7 +81,7 @@ def adjusted_p(study: str, name: str) -> str:
     """The p of a contrast of the study, adjusted for their number (Holm)."""
     found = find_contrast(study, name).adjusted
     assert found is not None, f"{study}: {name} has no adjusted p"
-    return f"{max(found, 0.0001):.2g}"
+    return f"{found:.2g}" if found >= 1e-4 else "< 0.0001"
 
 
 def tokens(study: str, words: str) -> str:

@@ -55,12 +55,14 @@ def check_start(run: RunConfig) -> None:
     for folder, _ in parse_blend(run.validation.data) if run.validation.data is not None else ():
         _check_corpus(folder, "validation.data")
     check_world(launch.size, run.tensor_parallel, run.context_parallel)
+    copy = run.tensor_parallel * run.context_parallel
     share_batch(
         run.global_batch_tokens,
         run.micro_batch,
         run.build_model_config().context_length,
-        launch.size // (run.tensor_parallel * run.context_parallel),
+        launch.size // copy,
         run.context_parallel if run.task == "language" else None,
+        copy,
     )
     if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
         from pretrain.evaluation.checks import check_evaluation

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from model.config import ModelConfig
 from model.errors import UserError, divisors
 from model.parallel_plan import split_multiple
+from pretrain.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ def share_batch(
     context_length: int,
     data_parallel: int,
     context_parallel: int | None = None,
+    ranks_per_copy: int = 1,
 ) -> tuple[int, int]:
     """Return the sequences per step, and those of one data-parallel rank.
 
     Args:
         context_parallel: ranks that share each sequence; None where none can.
+        ranks_per_copy: tensor-parallel times context-parallel degree, for the message.
 
     Raises:
         UserError: the tokens, the ranks or the micro-batch (unless None) do not divide; the message lists
@@ -56,7 +60,8 @@ def share_batch(
         offer = _offer_context_parallel(sequences, T, data_parallel, context_parallel)
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
-            f"{data_parallel} data-parallel ranks; valid numbers of ranks are {divisors(sequences)} "
+            f"{data_parallel} data-parallel ranks; valid numbers of ranks are "
+            f"{[ranks_per_copy * divisor for divisor in divisors(sequences)]} "
             f"(deepspeed --num_accelerators N), or give --global_batch_tokens {lower} or "
             f"{lower + data_parallel * T}{offer}"
         )
@@ -67,6 +72,27 @@ def share_batch(
             f"{data_parallel} ranks has per step; valid values are {divisors(per_rank)}"
         )
     return sequences, per_rank
+
+
+def most_ranks(run: RunConfig, devices: int) -> int:
+    """The largest number of ranks that can train *run* on so many devices, those of one sequence at least:
+    tensor_parallel x context_parallel x a divisor of its batch.
+
+    Raises:
+        UserError: the batch is no whole number of sequences, or no number of ranks can share it.
+    """
+    model = run.build_model_config()
+    sequences, _ = share_batch(run.global_batch_tokens, None, model.context_length, 1)
+    found, degrees = [], (run.tensor_parallel, run.context_parallel)
+    for copies in divisors(sequences):
+        micro_batches = valid_micro_batches(sequences // copies, model, *degrees)
+        if micro_batches if run.micro_batch is None else run.micro_batch in micro_batches:
+            found.append(copies * math.prod(degrees))
+    if not found:
+        problem = f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step"
+        ranks = f"{run.tensor_parallel} tensor-parallel ranks"
+        raise UserError(f"{problem}, or is none that {ranks} can split; leave it out")
+    return max((ranks for ranks in found if ranks <= devices), default=math.prod(degrees))
 
 
 def _offer_context_parallel(

@@ -53,7 +53,7 @@ def plan_batch(
     c = settings.context_parallel
     shared = c if model.classes is None else None
     sequences, per_rank = share_batch(
-        global_batch_tokens, micro_batch, model.context_length, data_parallel, shared
+        global_batch_tokens, micro_batch, model.context_length, data_parallel, shared, tensor_parallel * c
     )
     device: DeviceType = "cpu" if device_type == "cpu" else "cuda"
     if device == "cpu":

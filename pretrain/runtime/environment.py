@@ -201,6 +201,16 @@ def find_ended(known: Sequence[psutil.Process]) -> int | None:
     return None
 
 
+def is_group_running(group: int) -> bool:
+    """Whether a process of the process group still runs."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            # What has ended stays in the group until its parent looks.
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
 def report_progress() -> None:
     """Tell slurm/launch.sh that a new step is saved: it counts the starts that save none, and limits them."""
     if file := os.environ.get("FAILURES_FILE"):

@@ -19,11 +19,12 @@ from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
 from pretrain.metrics.file import NON_FINITE, encode
 from pretrain.runtime.hardware import available_cores, cpu_name
 from pretrain.study.planned import PlannedRun, Study
-from pretrain.study.planning import build_pilot, parse_study
+from pretrain.study.planning import list_parts, parse_study
 from pretrain.study.register import Registered, read_registered
-from pretrain.study.results import RunResult, State, load_results, shorten_names
+from pretrain.study.results import RunResult, State, load_results
 from pretrain.study.tuning import Tuned, read_tuned
 from pretrain.utils.files import write_atomically
+from pretrain.utils.format import shorten_names
 from pretrain.utils.parsing import format_yaml, parse_yaml, read_json
 
 METRICS = ("step", "tokens", "seconds", "val_loss", "val_bpb", "val_accuracy", "train_loss")
@@ -104,11 +105,17 @@ def write_archive(study: Study, path: Path) -> None:
         UserError: no run is finished, or the file has finished runs that would be lost.
         OSError: the file cannot be written.
     """
-    parts = [study, *([build_pilot(study)] if study.tried else ())]
-    results = [run for part in parts for run in load_results(part) if run.state != "missing"]
+    everything = [run for part in reversed(list_parts(study)) for run in load_results(part)]
+    results = [run for run in everything if run.state != "missing"]
     finished = {run.planned.name for run in results if run.state == "finished"}
     if not finished:
         raise UserError(f"study: no run of {study.folder} is finished; {study.command('run')}")
+    lost = [run.planned.name for run in everything[len(study.runs) :] if run.state == "missing"]
+    if lost and not study.untuned:
+        valid = "of a study that continues a recorded one, give the recorded file"
+        raise UserError(
+            f"study: {study.folder} lacks pilots by which it was tuned, {shorten_names(lost)}; {valid}"
+        )
     if path.exists():
         there = from_dict(Archive, read_json(path, "study"), f"study: {path}").runs
         if lost := [name for name, run in there.items() if run.state == "finished" and name not in finished]:
@@ -121,7 +128,8 @@ def write_archive(study: Study, path: Path) -> None:
     origins: list[Origin] = []
     runs = {}
     for run in results:
-        record = RunRecord(run.state, dict(_columns(run.rows)), failure=run.failure)
+        last = [row for row in run.rows if study.file.measure in row][-study.file.last_validations :]
+        record = RunRecord(run.state, dict(_columns(run.rows, last)), failure=run.failure)
         if run.saved:
             origin = Origin(run.saved.data, run.saved.world)
             if origin not in origins:
@@ -156,8 +164,13 @@ def read_archive(path: Path, out: Path | None = None) -> Study:
     return replace(study, recorded=Recorded(archive, where))
 
 
-def _columns(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
-    kept = [row for row in rows if row is rows[-1] or any(key.startswith(("val_", *GROUPS)) for key in row)]
+def _columns(rows: list[dict[str, Any]], measured: list[dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """The columns of those of *rows* that are kept; among them the ones that a result was *measured* on."""
+    kept = [
+        row
+        for row in rows
+        if row is rows[-1] or row in measured or any(key.startswith(("val_", *GROUPS)) for key in row)
+    ]
     for key in dict.fromkeys(key for row in kept for key in row):
         if key in METRICS or key.startswith(GROUPS):
             yield key, [encode(row.get(key)) for row in kept]

@@ -14,14 +14,15 @@ from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser as Parser
 from pretrain.config.run_config import is_folder_name
 from pretrain.config.sources import FLAGS, TEXTS, find_ds_config
+from pretrain.engine.batch import most_ranks
 from pretrain.runtime.command import run_command
 from pretrain.study import results
 from pretrain.study.file import find_study, schema, study_names
 from pretrain.study.planned import Study
-from pretrain.study.planning import build_pilot, read_study
+from pretrain.study.planning import build_pilot, list_parts, read_study
 from pretrain.study.results import check_settings, failed_mark, load_results, load_study
 from pretrain.study.running.run import list_untried, run_study
-from pretrain.study.running.scheduler import most_ranks, write_study
+from pretrain.study.running.scheduler import write_study
 from pretrain.study.running.slurm import run_of_task
 from pretrain.utils.files import refuse_other_kind
 from pretrain.utils.format import align_columns, print_lines
@@ -165,7 +166,7 @@ def _studies() -> list[str]:
     rows = [("study", "runs", "FLOPs", "sized for", "title")]
     for name in study_names():
         study = read_study(find_study(name))
-        runs = [*(build_pilot(study).runs if study.tried else ()), *study.runs]
+        runs = [each for part in list_parts(study) for each in part.runs]
         hours, machine = study.file.hours, study.file.machine
         sized = f"{hours:g} h on {machine}" if hours else machine
         rows.append((name, str(len(runs)), f"{sum(each.flops for each in runs):.1e}", sized, study.title))
@@ -184,8 +185,7 @@ def _states(study: Study) -> list[str]:
     notes = []
     if study.untuned:
         pilot = build_pilot(study)
-        left = f"{len(list_untried(pilot))} of {len(pilot.runs)} pilots are left"
-        notes.append(f"not tuned yet: {left} ({pilot.command('list')})")
+        notes.append(f"not tuned yet: {len(list_untried(pilot))} of {len(pilot.runs)} pilots are left")
     unnamed = results.describe_unnamed(study)
     return [*align_columns(rows, left={1, 2}), *notes, *([unnamed] if unnamed else [])]
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from pretrain.study import planned
 from pretrain.study.command import open_study
+from pretrain.study.planning import reread
 from pretrain.study.results import load_results
 from pretrain.study.running.run import run_study
 from pretrain.study.summaries import build_view
@@ -49,12 +50,13 @@ class Study(planned.Study):
 
     def run(self, parallel: int = 1) -> int:
         """Train what is missing, *parallel* runs at a time; the exit code of ``study run``."""
-        return run_study(self, parallel)
+        return run_study(reread(self), parallel)
 
     def results(self) -> pd.DataFrame:
         """``plan`` with the state of each run, its result by the study's measure (NaN if it is not finished)
         and the difference from the run of the same seed that it is compared with."""
-        view, rows = build_view(self, load_results(self)), dict[str, tuple[Any, ...]]()
+        study = reread(self)
+        view, rows = build_view(study, load_results(study)), dict[str, tuple[Any, ...]]()
         for summary in view.summaries:
             for seed, run in summary.runs.items():
                 results = summary.values.get(seed, math.nan), summary.differences.get(seed, math.nan)

@@ -168,28 +168,24 @@ class Study:
     design: Design | None = None
     """None in a study with a baseline."""
     tuned: Mapping[str, Tuned] = field(default_factory=dict)
-    """What pilots chose, by the variant's full name."""
+    """What pilots chose among the values that the file has now, by the variant's full name."""
     source: str = ""
     """The name or the file that it was read from, to be copied into commands."""
     recorded: Any = None
     """What the archive that it was read from has of it (archive.Recorded)."""
+    pilots_of: Study | None = None
+    """The study whose pilots these are."""
 
     @cached_property
     def tried(self) -> dict[str, tuple[str, list[Any]]]:
         """Setting and values to be tried of every variant, by full name; none without tune."""
-        found = {}
-        for name, each in self.variants.items():
-            for setting, values in (each.options.tune or self.file.tune or {}).items():
-                (setting,) = read_settings({setting: values}, "tune")
-                found[name] = setting, list(values)
-        return found
+        found = {name: read_tune(self.file, each.options) for name, each in self.variants.items()}
+        return {name: each for name, each in found.items() if each}
 
     @property
     def untuned(self) -> list[str]:
-        """Full names of the variants for which nothing is chosen yet, or not of all values."""
-        seen = {name: [at for at, _ in each.tried] for name, each in self.tuned.items()}
-        tried = {name: values for name, (_, values) in self.tried.items()}
-        return [name for name in tried if any(each not in seen.get(name, ()) for each in tried[name])]
+        """Full names of the variants for which nothing is chosen yet, or among other values."""
+        return [name for name in self.tried if name not in self.tuned]
 
     @property
     def title(self) -> str:
@@ -197,8 +193,18 @@ class Study:
         return self.file.title or self.name
 
     def command(self, name: str) -> str:
-        """A command line about this study, to be copied: its archive, else its folder, else its file."""
+        """A command line about this study, to be copied: its archive, else its folder, else its file. Pilots
+        have those of their study."""
+        if self.pilots_of is not None:
+            return self.pilots_of.command(name)
         made = self.recorded is None and (self.folder / STUDY_FILE).is_file()
         elsewhere = [] if made or self.folder == Path("runs") / self.name else ["--out", str(self.folder)]
         study = str(self.folder) if made or not self.source else self.source
         return shlex.join(["head-schedules", "study", name, study, *elsewhere])
+
+
+def read_tune(file: StudyFile, options: LevelFile) -> tuple[str, list[Any]] | None:
+    """The setting, by its dotted name, and the values that pilots try of a variant with these options."""
+    for setting, values in (options.tune or file.tune or {}).items():
+        return next(iter(read_settings({setting: values}, "tune"))), list(values)
+    return None

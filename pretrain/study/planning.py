@@ -23,7 +23,7 @@ from pretrain.config.sources import Recipe, diff_settings, flatten, load_recipe,
 from pretrain.study.arrays import MOST_RUNS, compute_strength, full_factorial, orthogonal_array
 from pretrain.study.file import LevelFile, StudyFile, resolve
 from pretrain.study.formulas import match_variants, read_contrasts
-from pretrain.study.planned import SEEN, Design, Level, PlannedRun, Study, Variant
+from pretrain.study.planned import SEEN, Design, Level, PlannedRun, Study, Variant, read_tune
 from pretrain.study.settings import Settings, is_name_part, read_labels, read_settings, refuse
 from pretrain.study.tuning import PILOT, TUNED_FILE, Tuned, pilot_name, read_tuned
 from pretrain.utils.parsing import format_yaml, read_text
@@ -108,6 +108,7 @@ def parse_study(
     runs = tuple(PlannedRun(variant, seed, out) for seed in file.seeds for variant in variants.values())
     design = None if file.baseline else _make_design(file, vary, levels, variants)
     rows = {each.name: each.levels for each in variants.values()}
+    tuned = {name: tuned[name] for name, each in variants.items() if TUNED_FILE in each.parts}
     contrasts = tuple(read_contrasts(file.contrasts or {}, file.primary, levels, rows))
     for contrast in contrasts:
         if design and (contrast.order > 2 or (contrast.order == 2 and design.strength < 4)):
@@ -124,6 +125,9 @@ def parse_study(
             raise UserError(f"settings.{setting}: the study tries several values of it (tune); leave it out")
     if file.pilot_seeds and not study.tried:
         refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
+    used = {each.seed + each.definition.options.seed_shift for each in runs}
+    if shared := used & {*(file.pilot_seeds or ())}:
+        refuse("pilot_seeds", file.pilot_seeds, f"runs of the study have seed {min(shared)}; give others")
     folders = {name: each.folder for name, each in variants.items()}
     _refuse_equal(file, folders, "it would share a folder with {}; rename one")
     for variant in variants.values() if check_runs else ():
@@ -153,7 +157,19 @@ def build_pilot(study: Study) -> Study:
         "variants": variants,
     }
     pilot = parse_study(format_yaml(keys), f"{study.name}-{PILOT}", study.folder / PILOT, pilots=True)
-    return replace(pilot, recorded=study.recorded)
+    return replace(pilot, recorded=study.recorded, pilots_of=study)
+
+
+def list_parts(study: Study) -> list[Study]:
+    """The study of its pilots, if it has some, and the study."""
+    return [*([build_pilot(study)] if study.tried else ()), study]
+
+
+def reread(study: Study) -> Study:
+    """The study with what pilots have chosen since it was read."""
+    tuned = {**study.tuned, **read_tuned(study.folder)}
+    found = parse_study(study.text, study.name, study.folder, source=study.source, tuned=tuned)
+    return replace(found, recorded=study.recorded)
 
 
 # ---------------------------------------------------------------------- the file
@@ -171,8 +187,6 @@ def _check_keys(file: StudyFile) -> None:
         refuse("tune", file.tune, "without a baseline, vary the setting")
     if file.predict and file.baseline:
         refuse("predict", file.predict, "it needs the effects of levels, which a study with a baseline lacks")
-    if shared := set(file.seeds) & set(file.pilot_seeds or ()):
-        refuse("pilot_seeds", file.pilot_seeds, f"seed {min(shared)} is one of the study's; give others")
 
 
 def _read_factor(name: str, given: list[Any] | dict[str, Settings | None]) -> dict[str, Level]:
@@ -317,7 +331,8 @@ def _make_variants(
             given |= _set_elements(recipe.merge(given), elements)
         said = {f"{factor}: {label}": level for factor, (label, level) in parts.items()}
         said["--settings"] = Level(flags)
-        if found := tuned.get(".".join(labels)):
+        tried, found = read_tune(file, options), tuned.get(".".join(labels))
+        if tried and found and found.answers(*tried, file.pilot_seeds or ()):
             said[TUNED_FILE] = Level(read_settings({found.field: found.value}, TUNED_FILE))
             given |= said[TUNED_FILE].settings
         yield Variant(labels, given, recipe.merge(given), said, options)

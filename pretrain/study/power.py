@@ -11,6 +11,7 @@ from pydantic import Field
 from model.declared import PositiveFloat, declared
 from model.errors import UserError
 from pretrain.study.planned import Study
+from pretrain.study.planning import list_parts
 from pretrain.study.statistics import paired
 from pretrain.study.summaries import View
 from pretrain.utils.format import human_seconds
@@ -51,6 +52,7 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
             )
     rate = speed(pilot) if pilot else None
     flops = [planned.flops for planned in study.runs]
+    tuning = sum(planned.flops for part in list_parts(study)[:-1] for planned in part.runs)
     effect = study.file.effect if question.effect is None else question.effect
     needed = None if effect is None else paired.pairs_needed(effect, sd, question.power)
     test = f"with a power of {question.power:.0%}, by a two-sided paired t-test at 5 %"
@@ -63,12 +65,13 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     for label, seeds in (("", needed), ("study", len(study.file.seeds))):
         if seeds is not None:
             found = paired.detectable_effect(sd, seeds, question.power)
-            total = sum(flops) * seeds / len(study.file.seeds)
+            total = sum(flops) * seeds / len(study.file.seeds) + tuning
             time = f", {human_seconds(total / rate)} of training at the pilot's speed" if rate else ""
             finds = f"{seeds:,} seeds find {found:.3g}, and cost"
             finds = finds if seeds > 1 else "1 seed has no spread, so it finds no effect, and costs"
             lines.append(f"{label:<8} {finds} {total:.2e} FLOPs{time}")
-    lines.append(f"cost     {costs} FLOPs a run{bound}")
+    pilots = f", {tuning:.2e} for all pilots" if tuning else ""
+    lines.append(f"cost     {costs} FLOPs a run{pilots}{bound}")
     if pilot and question.sd is None:
         lines += contrast_lines(study, pilot, effect, question.power)
     return [*lines, *(f"note     {note}" for note in notes)]

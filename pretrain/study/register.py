@@ -35,13 +35,13 @@ def expectations(study: Study) -> dict[str, Any]:
 
 
 def register(study: Study) -> None:
-    """Record what the study expects in its folder, unless an earlier run has."""
-    path = study.folder / FILE_NAME
-    if read_registered(study) is None:
+    """Record what the study expects in its folder, as its archive has it, unless an earlier run has."""
+    if (made := read_registered(study)) is None:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8")
         commit = done.stdout.strip() if done.returncode == 0 else None
         made = Registered(time.strftime("%Y-%m-%d %H:%M", time.gmtime()), commit, expectations(study))
-        write_atomically(path, json.dumps(to_dict(made), indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(to_dict(made), indent=1, ensure_ascii=False) + "\n"
+    write_atomically(study.folder / FILE_NAME, text)
 
 
 def read_registered(study: Study) -> Registered | None:

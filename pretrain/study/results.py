@@ -16,8 +16,8 @@ from pretrain.config.sources import diff_settings, load_run_config
 from pretrain.metrics.file import read_metrics
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import NOT_THE_RUN, read_study
-from pretrain.utils.files import read_regular
-from pretrain.utils.format import count_of
+from pretrain.utils.files import read_text_or_nothing
+from pretrain.utils.format import count_of, shorten_names
 
 if TYPE_CHECKING:
     from pretrain.checkpoint.state import TrainingState, WorldRecord
@@ -111,8 +111,11 @@ def load_study(folder: Path, check_runs: bool = True, settings: Mapping[str, Any
         valid = "give the folder of a study, such as runs/NAME (head-schedules study run makes it)"
         raise UserError(f"study: {quote(str(folder))} has no {STUDY_FILE}; {valid}")
     real = Path(os.path.realpath(folder))
-    name = f"{real.parent.name}-{real.name}" if (real.parent / STUDY_FILE).is_file() else real.name
-    return read_study(path, folder, name, source=str(folder), settings=settings, check_runs=check_runs)
+    pilots = (real.parent / STUDY_FILE).is_file()
+    name = f"{real.parent.name}-{real.name}" if pilots else real.name
+    return read_study(
+        path, folder, name, source=str(folder), settings=settings, check_runs=check_runs, pilots=pilots
+    )
 
 
 def load_results(study: Study) -> list[RunResult]:
@@ -160,7 +163,7 @@ def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, 
     if not planned.folder.is_dir():
         return ("failed" if failure(planned) else "missing"), []
     rows = read_metrics(planned.folder)
-    newest, steps = _text(planned.folder / "latest", 1000), planned.run.steps
+    newest, steps = read_text_or_nothing(planned.folder / "latest", 1000), planned.run.steps
     measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
         return "finished", rows
@@ -178,17 +181,9 @@ def task_names(study: Study) -> list[str]:
     Numbers stay when variants and seeds are added or taken out: a queued array trains what it was submitted
     for.
     """
-    names = _text(study.folder / TASKS_FILE).split()
+    names = read_text_or_nothing(study.folder / TASKS_FILE).split()
     known = set(names)
     return names + [planned.name for planned in study.runs if planned.name not in known]
-
-
-def _text(path: Path, most_bytes: int = 1 << 26) -> str:
-    """What a file holds, without spaces around it; empty if it cannot be read or is longer."""
-    try:
-        return read_regular(path, most_bytes).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
 
 
 def describe_unnamed(study: Study) -> str:
@@ -200,14 +195,9 @@ def describe_unnamed(study: Study) -> str:
     return f"the folder also holds {what}" if names else ""
 
 
-def shorten_names(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def failure(planned: PlannedRun) -> str:
     """A one-line message about what ended the run's last attempt; empty if nothing did."""
-    return _text(failed_mark(planned))
+    return read_text_or_nothing(failed_mark(planned))
 
 
 def failed_mark(planned: PlannedRun) -> Path:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from model.errors import UserError
 from pretrain.study.formulas import Contrast
 from pretrain.study.planned import Study, Variant
-from pretrain.study.results import RunResult, shorten_names
+from pretrain.study.results import RunResult
 from pretrain.study.statistics import paired
-from pretrain.utils.format import describe_several
+from pretrain.utils.format import describe_several, shorten_names
 
 if TYPE_CHECKING:
     from pretrain.study.statistics.effects import Effects

@@ -35,6 +35,10 @@ class Tuned:
     """Value and mean result of the pilots, in order; no result where a run failed."""
     seeds: list[NonNegativeInt]
 
+    def answers(self, setting: str, values: Sequence[Any], seeds: Sequence[int]) -> bool:
+        """Whether it was chosen among these *values* of *setting*, with these *seeds*."""
+        return (self.field, [at for at, _ in self.tried], self.seeds) == (setting, [*values], [*seeds])
+
 
 def pilot_name(variant: str, value: Any) -> str:
     """The name of the pilots of a variant with a value."""

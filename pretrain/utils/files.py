@@ -117,6 +117,14 @@ def read_regular(path: Path | str, most_bytes: int) -> bytes:
         return file.read()
 
 
+def read_text_or_nothing(path: Path, most_bytes: int = 1 << 26) -> str:
+    """What a file holds, without spaces around it; empty if it cannot be read or is longer."""
+    try:
+        return read_regular(path, most_bytes).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
 def refuse_longer(status: os.stat_result, path: Path | str, most_bytes: int) -> None:
     """Raise OSError where a file has more than *most_bytes*."""
     if status.st_size > most_bytes:

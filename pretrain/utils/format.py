@@ -63,6 +63,11 @@ def describe_several(
     return "; ".join(f"{value} ({join(having)})" for value, having in names.items()) if len(names) > 1 else ""
 
 
+def shorten_names(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def count_of(number: int, noun: str) -> str:
     """``1 seed``, ``3 seeds``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

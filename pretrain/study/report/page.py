@@ -13,11 +13,11 @@ from jinja2 import Environment, PackageLoader
 from pretrain.study.register import describe_expectations
 from pretrain.study.report.pictures import draw_all
 from pretrain.study.report.tables import sections
-from pretrain.study.results import describe_unnamed, shorten_names
+from pretrain.study.results import describe_unnamed
 from pretrain.study.statistics.paired import FAR
 from pretrain.study.summaries import View
 from pretrain.utils.files import write_atomically
-from pretrain.utils.format import align_columns, count_of
+from pretrain.utils.format import align_columns, count_of, shorten_names
 
 ON_A_TERMINAL = {"effects", "variance", "predictions", "results", "contrasts"}
 

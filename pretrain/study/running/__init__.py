@@ -1,1 +1,1 @@
-"""Trains what a study lacks: pilots, rungs and runs, here or as SLURM jobs."""
+"""Trains what a study lacks: pilots and runs, here or as SLURM jobs."""

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 
 from model.errors import UserError
 from pretrain.config.sources import ROOT
@@ -16,16 +15,16 @@ from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
-from pretrain.study.planning import build_pilot, parse_study
+from pretrain.study.planning import build_pilot, list_parts, parse_study, reread
 from pretrain.study.register import register
-from pretrain.study.results import check_settings, list_unfinished, load_results, run_state, shorten_names
+from pretrain.study.results import check_settings, list_unfinished, load_results, run_state
 from pretrain.study.running.scheduler import Scheduler, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
 from pretrain.study.summaries import View
 from pretrain.study.tuning import choose_all, write_tuned
 from pretrain.utils.files import refuse_other_kind, write_atomically
-from pretrain.utils.format import count_of, print_lines
+from pretrain.utils.format import count_of, print_lines, shorten_names
 
 
 def run_study(
@@ -64,10 +63,13 @@ def run_study(
                 return code
         if _choose(study, pilot, dry_run) or dry_run:
             return int(not dry_run)
-        tuned = parse_study(study.text, study.name, study.folder, source=study.source)
-        study = replace(tuned, recorded=study.recorded)
-    check_settings(study)
-    todo = list_unfinished(study)
+        study = reread(study)
+    for part in list_parts(study):
+        check_settings(part)
+    todo, following = (
+        list_unfinished(study),
+        f"next     {study.command('run' if study.pilots_of else 'report')}",
+    )
     print_lines(f"study    {study.name}: {study.title}")
     counts = f"{count_of(len(study.variants), 'variant')} x {count_of(len(study.file.seeds), 'seed')}"
     print_lines(f"runs     {len(study.runs)}: {counts}, in {study.folder}")
@@ -76,7 +78,7 @@ def run_study(
     if not todo:
         if (study.folder / STUDY_FILE).is_file() and not dry_run:
             write_study(study)  # what a file may still change, such as its status
-        print_lines(f"next     {study.command('report')}")
+        print_lines(following)
         return 0
     lines = sbatch_commands(study, todo, parallel, sbatch) if slurm else []
     shares = [] if slurm else slots(parallel or 1, _devices(), available_cores())
@@ -100,7 +102,7 @@ def run_study(
         print_lines(f"failed   {name}: {reason} (logs/{name}.log)")
     if left:
         print_lines(f"continue {resume}")
-    print_lines(f"next     {study.command('report')}")
+    print_lines(following)
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return 1 if failed else 0
@@ -132,7 +134,7 @@ def _check_for_jobs(study: Study) -> None:
     """Reject a study whose recipes and data are not found from where jobs look for them."""
     try:
         with contextlib.chdir(ROOT):
-            check_runs(parse_study(study.text, study.name, study.folder))
+            check_runs(parse_study(study.text, study.name, study.folder, pilots=study.pilots_of is not None))
     except UserError as error:
         raise UserError(f"{error} (jobs look for it from {ROOT}; give an absolute path)") from None
 

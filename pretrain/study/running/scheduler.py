@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import subprocess
@@ -15,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from model.errors import UserError, divisors
-from pretrain.config.run_config import RunConfig
+from model.errors import UserError
 from pretrain.config.sources import ROOT, find_ds_config
-from pretrain.engine.batch import share_batch, valid_micro_batches
+from pretrain.engine.batch import most_ranks
 from pretrain.metrics.file import FILE_NAME, last_step
+from pretrain.runtime.environment import is_group_running
 from pretrain.runtime.hardware import SHARING
 from pretrain.runtime.signals import STOPPED
 from pretrain.study import results
@@ -74,27 +73,6 @@ def slots(parallel: int, devices: Sequence[str], cores: int) -> list[Slot]:
     each, sharing = max(1, count // parallel), -(-parallel // count)
     starts = [index * each % count for index in range(parallel)]
     return [Slot(index, list(devices[at : at + each]), None, sharing) for index, at in enumerate(starts)]
-
-
-def most_ranks(run: RunConfig, devices: int) -> int:
-    """The largest number of ranks that can train *run* on so many devices, those of one sequence at least:
-    tensor_parallel x context_parallel x a divisor of its batch.
-
-    Raises:
-        UserError: the batch is no whole number of sequences, or no number of ranks can share it.
-    """
-    model = run.build_model_config()
-    sequences, _ = share_batch(run.global_batch_tokens, None, model.context_length, 1)
-    found, degrees = [], (run.tensor_parallel, run.context_parallel)
-    for copies in divisors(sequences):
-        micro_batches = valid_micro_batches(sequences // copies, model, *degrees)
-        if micro_batches if run.micro_batch is None else run.micro_batch in micro_batches:
-            found.append(copies * math.prod(degrees))
-    if not found:
-        problem = f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step"
-        ranks = f"{run.tensor_parallel} tensor-parallel ranks"
-        raise UserError(f"{problem}, or is none that {ranks} can split; leave it out")
-    return max((ranks for ranks in found if ranks <= devices), default=math.prod(degrees))
 
 
 def run_command_line(
@@ -305,13 +283,4 @@ class Scheduler:
 
 def _has_ended(running: _Running) -> bool:
     """Whether the command and its ranks have ended: a launcher that is stopped leaves ranks that save."""
-    if running.process.poll() is None:
-        return False
-    import psutil
-
-    for process in psutil.process_iter():  # each run has its own process group
-        with suppress(psutil.Error, ProcessLookupError):
-            # What has ended stays in the group until its parent looks.
-            if os.getpgid(process.pid) == running.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                return False
-    return True
+    return running.process.poll() is not None and not is_group_running(running.process.pid)

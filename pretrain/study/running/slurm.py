@@ -15,9 +15,9 @@ from itertools import groupby
 
 from model.errors import UserError, quote
 from pretrain.config.sources import ROOT
+from pretrain.engine.batch import most_ranks
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.results import task_names
-from pretrain.study.running.scheduler import most_ranks
 
 SCRIPT = "slurm/study.sh"
 RANKS = re.compile(r"-n|-G|--ntasks|--gres|--gpus")

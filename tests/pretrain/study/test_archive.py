@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.study.archive import read_archive
+from pretrain.study.archive import read_archive, write_archive
 from pretrain.study.command import main
 from pretrain.study.notebook import Study
 from pretrain.study.planning import build_pilot
@@ -157,7 +157,23 @@ def test_a_record_keeps_pilots(tmp_path, monkeypatch, capsys):
     assert "tuned    uniform: optimizer.learning_rate 0.002" in said
     assert "tuned    slow: optimizer.learning_rate 0.001" in said and "to do    6 runs" in said
     assert main(["record", "../results/s.json"]) == 0
-    assert read_archive(Path("../results/s.json"), tmp_path / "none").untuned == []
+    recorded = read_archive(Path("../results/s.json"), tmp_path / "none")
+    assert recorded.untuned == []
+    # The folder here has one pilot alone; the others' losses, by which it was tuned, would be lost.
+    assert read_registered(load_study(Path("runs/s"))) == read_registered(recorded)
+    assert main(["record", "runs/s", "--to", "other.json"]) == 2
+    assert "runs/s lacks pilots by which it was tuned, uniform@0.001-s9, " in capsys.readouterr().err
+
+
+def test_a_record_keeps_what_a_mean_of_training_losses_is_made_of(tmp_path):
+    given = {"baseline": "uniform", "variants": {"uniform": {}, "slow": {"steps": 90}}}
+    study = small_study(tmp_path / "s", **given, measure="train_loss", last_validations=3)
+    write_study(study)
+    rows = [{"step": step, "tokens": step, "train_loss": 9.0 - 0.1 * step} for step in range(1, 81)]
+    plant(result(study.runs[0], rows))
+    write_archive(study, tmp_path / "x.json")
+    kept = load_results(read_archive(tmp_path / "x.json"))[0]
+    assert len(kept.rows) == 3 and kept.result("train_loss", 3) == pytest.approx(9.0 - 0.1 * 79)
 
 
 def test_nothing_to_record(tmp_path, monkeypatch, capsys):

@@ -156,7 +156,8 @@ def test_two_places_that_set_one_thing_are_refused(tmp_path):
     with refused("heads is '"):
         study(RATE + "vary: {'heads[0]': [2, 4], heads: [8x4, 4x4]}", tmp_path)
     # What pilots choose would replace what the variant b is.
-    chosen = {"field": "heads", "value": "8x4", "at_edge": True, "tried": [], "seeds": [7]}
+    tried = [["8x4", 3.1], ["4x4", 3.2]]
+    chosen = {"field": "heads", "value": "8x4", "at_edge": True, "tried": tried, "seeds": [7]}
     (tmp_path / "tuned.json").write_text(json.dumps({"b": chosen}))
     with refused("variant b: heads is '8x4' where variant: b says '4x4'"):
         study(RATE + f"tune: {{heads: [8x4, 4x4]}}\n{PILOTS}", tmp_path)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pretrain.study.command import dispatch
+from pretrain.study.notebook import Study
 from pretrain.study.planning import build_pilot, parse_study
+from pretrain.study.results import load_study
 from pretrain.study.running import run
-from pretrain.study.running.scheduler import Scheduler
+from pretrain.study.running.scheduler import Scheduler, write_study
 from pretrain.study.settings import label
 from pretrain.study.summaries import build_view
 from pretrain.study.tuning import TUNED_FILE, choose_all, read_tuned, write_tuned
@@ -104,6 +107,14 @@ def test_what_is_chosen_is_in_place(tmp_path):
     more = {"plain": {"tune": {"optimizer.learning_rate": [2e-3, 4e-3, 8e-3]}}}
     wider = study(tmp_path, variants=more | {"muon": after.file.variants["muon"]}, contrasts=None)
     assert wider.untuned == ["plain"]  # 0.008 was not tried
+    for changed in (
+        {"tune": {"optimizer.learning_rate": [1e-3, 4e-3]}},  # 0.002 was taken out
+        {"tune": {"optimizer.weight_decay": [1e-3, 2e-3, 4e-3]}},
+        {"pilot_seeds": [13, 14]},
+    ):
+        stale = study(tmp_path, **changed)
+        assert "plain" in stale.untuned and "plain" not in stale.tuned
+        assert stale.variants["plain"].run.optimizer.learning_rate == 4e-3  # the recipe's
     runs = {planned.variant: planned.run for planned in after.runs}
     assert runs["plain"].optimizer.learning_rate == 2e-3
     assert runs["muon"].muon.learning_rate == 2e-3
@@ -148,6 +159,18 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     # The first command stops at an edge; the same again accepts it.
     assert [dispatch(["run", str(path), "--out", str(folder)]) for _ in range(2)] == [1, 0]
     assert [each.untuned for each in started] == [[]]
+    (folder / TUNED_FILE).unlink()
+    loaded = Study.load(path, folder)
+    assert [loaded.run() for _ in range(2)] == [1, 0]  # in one session, too
+    assert loaded.results().state.eq("missing").all()
+    write_study(pilot)
+    opened = load_study(folder / "pilot")
+    assert len(opened.runs) == 18 and pilot.command("list") == before.command("list")
+    (folder / "pilot" / pilot.runs[0].name / "config.yaml").write_text(
+        replace(pilot.runs[0].run, steps=90).to_yaml(), encoding="utf-8"
+    )
+    with refused("was made with steps 90 (now 80)"):
+        dispatch(["run", str(path), "--out", str(folder)])
     assert json.loads((folder / TUNED_FILE).read_text())["slow"]["at_edge"] is True
     rows = table_of(build_view(study(folder), []), "tuned")
     assert rows[2]["chosen"] == "0.004 (an edge)" and {row["values tried"] for row in rows} == {"3"}
@@ -170,7 +193,8 @@ def test_pilots_of_several_factors_are_found(tmp_path, monkeypatch):
     ("changes", "said"),
     [
         ({"pilot_seeds": None}, "pilot_seeds: missing"),
-        ({"pilot_seeds": [2, 3]}, "pilot_seeds: [2, 3] is not valid; seed 2 is one of the study's"),
+        ({"pilot_seeds": [2, 3]}, "pilot_seeds: [2, 3] is not valid; runs of the study have seed 2;"),
+        ({"pilot_seeds": [3, 102]}, "runs of the study have seed 102; give others"),  # with muon's shift
         ({"tune": {"steps": [1]}}, "tune.steps: [1] is not valid; give from 2 to 32 levels"),
         ({"tune": {"steps": [1, 2], "a": [1, 2]}}, "tune"),
         ({"tune": {"stesp": [1, 2]}}, "study: tune: stesp: unknown key; did you mean 'steps'"),
