@@ -62,8 +62,9 @@ def run_convert(arguments: Sequence[str]) -> None:
     )
     if (options.from_hf is None) == (options.run is None):
         raise UserError("run: give the folder of a run, such as runs/NAME, or --from_hf DIR, and not both")
-    if options.fold and options.run is None:
-        raise UserError("fold: is for converting a run; leave it out with --from_hf")
+    for name in ("step", "format", "dtype", "fold", "license", "overwrite") if options.run is None else ():
+        if getattr(options, name) != getattr(ConvertOptions, name):
+            raise UserError(f"{name}: is for converting a run; leave it out with --from_hf")
     out = output_folder(options.out)
     if options.run is not None:
         require_steps(options.run, options.step)
@@ -72,7 +73,7 @@ def run_convert(arguments: Sequence[str]) -> None:
     elif options.from_hf is not None:
         check_folder(options.from_hf)
     kind = "run" if options.run is None else "model"
-    check_output(out, options.overwrite and options.run is not None, kind)
+    check_output(out, options.overwrite, kind)
     # Imported here: these load torch and DeepSpeed, and a mistyped flag should be answered at once.
     from pretrain.engine.deepspeed_logging import quiet_libraries
 

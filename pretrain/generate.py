@@ -76,7 +76,7 @@ def run_generate(arguments: Sequence[str]) -> None:
         )
     print(options.prompt, end="", flush=True)
     ids = sample(predict, prompt, options.tokens, options.temperature, options.top_p, options.seed)
-    for piece in text_pieces(ids, tokenizer):
+    for piece in text_pieces(ids, tokenizer, tokenizer.encode(options.prompt)):
         print(piece, end="", flush=True)
     print()
 
@@ -102,13 +102,16 @@ def make_exported_predictor(network: Any) -> Predict:
     )
 
 
-def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
+def text_pieces(ids: Iterator[int], tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> Iterator[str]:
     """Yield the text of the tokens as soon as it is certain: a character may be spelled by several tokens.
 
     Ends at the end of the document.
+
+    Args:
+        prompt: the tokens before them: some tokenizers drop a space from the beginning of what they decode.
     """
-    tokens: list[int] = []
-    shown = 0
+    tokens = list(prompt)
+    shown = len(tokenizer.decode(tokens))
     for token in ids:
         if token == tokenizer.end_of_document:
             break
@@ -118,7 +121,7 @@ def text_pieces(ids: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
         if len(certain) > shown:
             yield certain[shown:]
             shown = len(certain)
-    if tokens and len(text := tokenizer.decode(tokens)) > shown:
+    if len(text := tokenizer.decode(tokens)) > shown:
         yield text[shown:]
 
 

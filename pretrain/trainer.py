@@ -124,8 +124,13 @@ class Trainer:
             if problem := self.store.end_pruning():
                 self.metrics.message(log_line("note", problem))
             for hook in self.hooks:
+
+                def give_up(hook: Hook = hook) -> bool:
+                    control.heartbeat(f"ending {hook.name}")  # a slow store is no hang
+                    return stop is not None or control.has_request()
+
                 control.heartbeat(f"ending {hook.name}")
-                for line in hook.end(lambda: stop is not None or control.has_request()):
+                for line in hook.end(give_up):
                     self.metrics.message(line)
             if stop:
                 stop.saved_step = state.step

@@ -180,7 +180,8 @@ def misfits(source: ModelConfig, model: ModelConfig) -> list[str]:
         same_groups = now[1] and before[1] and now[0] // now[1] == before[0] // before[1]
         if not same_groups or now[2] != before[2] or now[0] < before[0] or model.attention_gate != "none":
             described = (f"{h} heads ({kv} key/value) of width {dim}" for h, kv, dim in (now, before))
-            problems.append("heads: layer {} has {}, the weights {}".format(layer, *described))
+            gate = ", and heads cannot be added beside attention_gate" * (model.attention_gate != "none")
+            problems.append("heads: layer {} has {}, the weights {}{}".format(layer, *described, gate))
     return problems
 
 
@@ -193,13 +194,16 @@ def news(source: ModelConfig, model: ModelConfig) -> list[str]:
     for name, spec in specs.items():
         if name not in stored:
             new.append(f"{name} (the token embedding)" if name == "output.weight" else name)
+        elif spec.shape != stored[name].shape and spec.role.part == "output":
+            new.append(name)  # other classes: nothing of the head is taken
         elif spec.shape != stored[name].shape and _is_enlarged(spec, stored[name]):
             new.append(f"{name} beyond {list(stored[name].shape)}")
     left_out = [name for name in stored if name not in specs]
     left_out += [
         f"{name} beyond {list(spec.shape)}"
         for name, spec in specs.items()
-        if name in stored and spec.shape != stored[name].shape and not _is_enlarged(spec, stored[name])
+        if name in stored and spec.shape != stored[name].shape and name not in new
+        if not _is_enlarged(spec, stored[name])
     ]
     lines += [f"initialised: {', '.join(new)}"] if new else []
     return lines + ([f"left out: {', '.join(left_out)}"] if left_out else [])

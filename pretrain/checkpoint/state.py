@@ -18,7 +18,6 @@ from model.declared import NonNegativeFloat, NonNegativeInt, declared, from_dict
 from model.errors import UserError
 from pretrain.utils.parsing import read_json
 
-FORMAT = 1
 # Tensors that hooks keep from one session to the next, such as the features of the last probe.
 FEATURES = "features.safetensors"
 

@@ -9,11 +9,10 @@ replaced in one step.
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,8 +68,8 @@ class CheckpointStore:
     Args:
         run_folder: the run's folder.
         config: what to keep.
-        world: the ranks that save and load together; every method but ``steps`` and ``end_pruning`` is
-            collective.
+        world: the ranks that save and load together; those that begin, finish, check or find
+            a checkpoint are collective.
     """
 
     def __init__(self, run_folder: Path, config: CheckpointConfig, world: World) -> None:
@@ -126,7 +125,7 @@ class CheckpointStore:
         index = None
         if self.world.is_main:
             index = engine_index(engine, parameter_specs(ModelConfig.from_json(state.model))).to_json()
-        written_state = json.dumps(asdict(state), indent=1)
+        written_state = state.to_json()
         self._under_way = _UnderWay(
             writer, partial, target, written_state, index, state.step, dict(features or {})
         )
@@ -197,6 +196,9 @@ class CheckpointStore:
         Raises:
             UserError: there are checkpoints, but none is valid.
         """
+        if self.world.is_main:  # before the others list the steps
+            with suppress(OSError):
+                self._restore_replaced()
         notes: list[str] = []
         folder = newest_valid(
             self.run_folder,
@@ -217,8 +219,7 @@ class CheckpointStore:
         if problem := self.end_pruning():
             return problem
         try:
-            for replaced in self.folder.glob(".replaced_step_*"):
-                restore_folder(self.folder / replaced.name.removeprefix(".replaced_"))
+            self._restore_replaced()
             for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
             (partial / TENSORS_FOLDER).mkdir(parents=True)
@@ -226,6 +227,11 @@ class CheckpointStore:
         except OSError as error:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None
+
+    def _restore_replaced(self) -> None:
+        """Put back the checkpoints of which a session was killed while it replaced them."""
+        for replaced in self.folder.glob(".replaced_step_*"):
+            restore_folder(self.folder / replaced.name.removeprefix(".replaced_"))
 
     def _finish(self, checkpoint: _UnderWay, written: list[dict[str, Any]]) -> str | None:
         """Rank 0: add state and manifest, sync, rename, point ``latest`` at the result."""

@@ -83,7 +83,8 @@ def prepare_labelled(
         if example.label not in known:
             raise UserError(
                 f"labelled: the label {quote(example.label)} occurs in validation, and never in training; "
-                f"valid: {', '.join(classes[:20])}{suggest(example.label, classes)}"
+                f"valid: {', '.join(classes[:20])}{suggest(example.label, classes)}. A rare label may be "
+                "held out altogether: give --validation FILE or another --validation_fraction"
             )
     digests = {name: _digest(examples) for name, examples in splits.items()}
     request = {

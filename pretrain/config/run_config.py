@@ -232,6 +232,8 @@ class RunConfig:
                 f"heads: {self.heads!r} contradicts growth.criterion {self.growth.criterion}, which finds "
                 "the heads; leave one out"
             )
+        if self.attention == "blocks" and self.document_mask:
+            raise UserError("attention: blocks does not go with document_mask; give torch, or leave one out")
         if self.task == "classification":
             self._check_classification()
         self.profiled_steps()
@@ -286,7 +288,7 @@ class RunConfig:
     def run_name(self) -> str:
         """Name of the run folder: ``name``, or RECIPE-MODEL-RULES-sSEED, where RULES are the learning-rate
         rules."""
-        model = Path(self.model).stem.replace(":", "-")  # of RUN:STEP
+        model = Path(self.model).name.removesuffix(".json").replace(":", "-")  # of RUN:STEP
         rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
         rules += f"-llr_{self.llr.apply}" if self.llr.active else ""
         return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"
@@ -415,7 +417,7 @@ def _tuples_as_lists(value: Any) -> Any:
 def split_run_name(name: str) -> tuple[str, str]:
     """Split ``tiny-prism-tiny-s3`` into ``tiny-prism-tiny`` and ``3``; a name without a seed is its own
     group."""
-    match = re.fullmatch(r"(.+?)[-_]?s(\d+)", name)
+    match = re.fullmatch(r"(.+?)[-_]s(\d+)", name)
     return (match[1], match[2]) if match else (name, "")
 
 

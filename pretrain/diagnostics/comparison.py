@@ -26,8 +26,6 @@ TITLES = {
     "lambda_k_release": "λ_K from release",
     "feature_drift": "feature drift since the last measurement",
 }
-BY_LAYER = tuple(TITLES)
-"""Measures that every layer has, in the order in which they are shown."""
 Groups = dict[str, list[RunMeasures]]
 """Runs that differ in their seed only, by their name without it."""
 

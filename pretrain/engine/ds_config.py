@@ -134,7 +134,8 @@ def merge_ds_config(
         UserError: a value in the ds_config differs from the RunConfig's.
     """
     owned = {
-        "train_batch_size": (plan.sequences, "global_batch_tokens"),
+        # DeepSpeed multiplies micro-batches by the ranks that gradients are averaged over.
+        "train_batch_size": (plan.sequences * run.context_parallel, "global_batch_tokens"),
         "train_micro_batch_size_per_gpu": (plan.micro_batch, "micro_batch"),
         "gradient_accumulation_steps": (plan.accumulation, "global_batch_tokens and micro_batch"),
         **_list_optimizer_keys(run),
@@ -142,8 +143,6 @@ def merge_ds_config(
     _check_owned(ds_config, owned)
     merged = json.loads(json.dumps(ds_config))
     merged |= {key: value for key, (value, _) in owned.items()}
-    # DeepSpeed multiplies micro-batches by the ranks that gradients are averaged over.
-    merged["train_batch_size"] *= run.context_parallel
     merged["zero_optimization"] = _fill_buckets(merged["zero_optimization"], model, run.tensor_parallel)
     merged["bf16"] = {**merged.get("bf16", {}), "enabled": bf16}
     merged.setdefault("steps_per_print", None)

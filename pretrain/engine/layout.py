@@ -30,8 +30,6 @@ def weights_are_finite(engine: Any) -> bool:
 class Piece:
     """A contiguous range of a parameter's elements inside one data-parallel rank's flat tensor."""
 
-    flat: int
-    """Index of the flat tensor: the group (stages 1 and 2) or the sub-group (stage 3)."""
     rank: int
     """Data-parallel rank that holds it."""
     offset: int
@@ -43,12 +41,11 @@ class Piece:
 
 
 def contiguous_pieces(
-    flat: int, parameters: Named, paddings: Sequence[int] | None, partition: int
+    parameters: Named, paddings: Sequence[int] | None, partition: int
 ) -> dict[str, list[Piece]]:
     """Return the pieces of a group in stages 1 and 2, by parameter, in the order of their elements.
 
     Args:
-        flat: index of the group.
         parameters: the group's parameters in the order of the flat tensor.
         paddings: unused elements after each parameter; None for none.
         partition: elements of the flat tensor that each rank holds.
@@ -61,13 +58,13 @@ def contiguous_pieces(
         while position < begin + numel:
             rank, offset = divmod(position, partition)
             length = min(begin + numel - position, partition - offset)
-            parameter_pieces.append(Piece(flat, rank, offset, position - begin, length))
+            parameter_pieces.append(Piece(rank, offset, position - begin, length))
             position += length
         begin += numel + (paddings[index] if paddings else 0)
     return pieces
 
 
-def sliced_pieces(flat: int, parameters: Named, ranks: int) -> dict[str, list[Piece]]:
+def sliced_pieces(parameters: Named, ranks: int) -> dict[str, list[Piece]]:
     """Return the pieces of a sub-group in stage 3, by parameter, in the order of their elements.
 
     Every slice is as long as the first; the last ones are padded.
@@ -78,7 +75,7 @@ def sliced_pieces(flat: int, parameters: Named, ranks: int) -> dict[str, list[Pi
         length = -(-numel // ranks)  # of each rank, padding included
         starts = range(0, numel, length)
         pieces[name] = [
-            Piece(flat, rank, offset, start, min(length, numel - start)) for rank, start in enumerate(starts)
+            Piece(rank, offset, start, min(length, numel - start)) for rank, start in enumerate(starts)
         ]
         offset += length
     return pieces
@@ -140,7 +137,7 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
             process_group = optimizer.sub_group_process_groups[index]
             named = [(names[p], p.ds_numel) for p in parameters]
             ranks = dist.get_world_size(process_group)
-            pieces = sliced_pieces(index, named, ranks)
+            pieces = sliced_pieces(named, ranks)
             master = optimizer.fp32_partitioned_groups_flat[index]
             group = groups[optimizer.sub_group_to_group_id[index]]
             flats.append(EngineFlat(master, group, pieces, dist.get_rank(process_group), ranks))
@@ -153,7 +150,7 @@ def engine_flats(engine: Any) -> list[EngineFlat]:
         masters = optimizer.single_partition_of_fp32_groups
     for index, (parameters, padding, master) in enumerate(zip(layout, paddings, masters, strict=True)):
         named = [(names[p], p.numel()) for p in parameters]
-        pieces = contiguous_pieces(index, named, padding, master.numel())
+        pieces = contiguous_pieces(named, padding, master.numel())
         process_group = optimizer.real_dp_process_group[index]
         rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
         flats.append(EngineFlat(master, groups[index], pieces, rank, ranks))

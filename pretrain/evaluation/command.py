@@ -151,8 +151,8 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         return
     print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
     if model.truncated:
-        too_long = f"{model.truncated:,} texts were longer than the context of {model.max_length}"
-        print(log_line("note", f"{too_long} and cut on the left"))
+        too_long = f"{model.truncated:,} texts did not fit the context of {model.max_length}"
+        print(log_line("note", f"{too_long} with their answers, and were cut on the left"))
     if earlier:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         print(log_line("means", f"of {len(scored)} checkpoints, the table's and those before it: {shown}"))

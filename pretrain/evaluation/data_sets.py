@@ -3,10 +3,14 @@
 DATA_DIR/Rowan/hellaswag/default/        one folder for each (hub name, configuration)
     validation/…                         as Dataset.save_to_disk writes it, or
     validation.jsonl, validation.parquet  a file for each split
+
+Where a task also names files or a revision, the configuration is followed by a hash of those.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +24,8 @@ from pretrain.utils.files import atomic_folder, refuse_longer
 from pretrain.utils.format import log_line
 
 DEFAULT = "default"
+CONTENT = ("data_files", "data_dir", "revision")
+"""Arguments of load_dataset that choose what is in a data set."""
 MOST_BYTES = 1 << 32
 """Of one file of a data set, which is held in memory."""
 READERS = {".jsonl": datasets.Dataset.from_json, ".parquet": datasets.Dataset.from_parquet}
@@ -41,6 +47,9 @@ def use_data_sets(data_dir: Path | None, save: bool = False) -> Iterator[None]:
         if data_dir is None:
             return original(path=path, name=name, **kwargs)
         folder = data_dir / path / (name or DEFAULT)
+        if chosen := {key: kwargs[key] for key in CONTENT if kwargs.get(key)}:  # one path holds several then
+            text = json.dumps(chosen, sort_keys=True, default=str)
+            folder = folder.with_name(f"{folder.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
         if save and not folder.is_dir():
             with atomic_folder(folder) as partial:
                 for split, rows in original(path=path, name=name, **kwargs).items():

@@ -29,6 +29,8 @@ GPU_LOGIT_SHARE = 0.25
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}
 DEFAULT_WRITTEN = 256
 """Tokens that are written where a task does not say, as lm-eval's own models do."""
+ANSWER_LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What tasks call the most tokens of an answer; of several, lm-eval takes the first."""
 
 T = TypeVar("T")
 TokenRequest = tuple[Any, list[int], list[int]]
@@ -93,10 +95,11 @@ class ZeroShotModel(TemplateLM):
             kind, room = world.device.type, float(CPU_LOGIT_BYTES)
             if kind == "cuda":
                 room = torch.cuda.mem_get_info(world.device)[0] * GPU_LOGIT_SHARE
-            batch_tokens = min(MOST_TOKENS[kind], int(room) // (8 * tokenizer.vocab_size))
+            # Batches are shared among ranks by their number: all must form the same ones.
+            batch_tokens = min(world.gather(min(MOST_TOKENS[kind], int(room) // (8 * tokenizer.vocab_size))))
         self.batch_tokens = batch_tokens
         self.truncated = 0
-        """Requests that were longer than the context."""
+        """Requests that did not fit the context."""
 
     @property
     def eot_token_id(self) -> int:
@@ -128,7 +131,7 @@ class ZeroShotModel(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each text, as its request says: until one of ``until`` is written, ``max_gen_toks`` tokens
-        are, or the document ends; greedily, or with ``do_sample`` at ``temperature``.
+        are, or the document ends; greedily, or at a ``temperature`` above 0 unless ``do_sample`` is false.
 
         The whole text so far is run for each token: there is no cache, so that any model can be asked.
         """
@@ -159,11 +162,17 @@ class ZeroShotModel(TemplateLM):
     def _prepare_writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
         """A request as lm-eval's models read it: the context is cut on the left where it leaves no room."""
         until = wanted.get("until") or []
-        most = min(int(wanted.get("max_gen_toks", DEFAULT_WRITTEN)), self.max_length - 1)
+        most = int(next((wanted[name] for name in ANSWER_LENGTH if wanted.get(name)), DEFAULT_WRITTEN))
+        if most >= self.max_length:  # lm-eval's own models raise an AssertionError
+            raise UserError(
+                f"tasks: an answer of up to {most:,} tokens leaves no room for its text in the context of "
+                f"{self.max_length:,}; set max_gen_toks in the task's YAML, leave the task out, or give a "
+                "model with a longer context"
+            )
         tokens = self.tok_encode(context) or [self.eot_token_id]
         self.truncated += len(tokens) > self.max_length - most
         kept = tokens[-(self.max_length - most) :]
-        temperature = float(wanted.get("temperature") or 0) if wanted.get("do_sample") else 0.0
+        temperature = 0.0 if wanted.get("do_sample") is False else float(wanted.get("temperature") or 0)
         stops = [until] if isinstance(until, str) else list(until)
         return Writing(index, kept, len(kept), most, [stop for stop in stops if stop], temperature)
 

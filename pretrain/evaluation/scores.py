@@ -7,6 +7,7 @@ import logging
 import random
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,13 +209,16 @@ def drop_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def headline(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores as ``task/metric`` -> value."""
+    """Return the scores as ``task/metric`` -> value; a metric that a task has of several filters, as
+    ``task/metric,filter``."""
     scores = {}
     for task, values in drop_subtasks(results).items():
-        for key, value in values.items():
-            metric, _, _ = key.partition(",")
-            if "," in key and not metric.endswith("_stderr") and isinstance(value, int | float):
-                scores[f"{task}/{metric}"] = float(value)
+        known = {key: value for key, value in values.items() if "," in key and isinstance(value, int | float)}
+        filters = Counter(key.partition(",")[0] for key in known)
+        for key, value in known.items():
+            metric = key.partition(",")[0]
+            if not metric.endswith("_stderr"):
+                scores[f"{task}/{metric if filters[metric] == 1 else key}"] = float(value)
     return scores
 
 

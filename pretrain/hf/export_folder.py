@@ -151,7 +151,7 @@ def describe_plain(model: ModelConfig) -> str:
     for plain in PADDED:
         if not explain_unsupported(model, plain):
             with suppress(UserError):  # no head count divides the width of a Llama
-                whole = padded_model(model).num_parameters()
+                whole = padded_model(model, plain).num_parameters()
                 return f"--format {plain} writes a model without remote code, of {whole:,} parameters"
     return ""
 

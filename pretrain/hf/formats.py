@@ -220,12 +220,12 @@ def folder_weights(model: ModelConfig, chosen: Format, parameters: Mapping[str, 
     if chosen in LLAMA_LIKE:
         like = next(iter(parameters.values()))
         weights = {}
-        for name, shape in parameter_shapes(padded_model(model)).items():
+        for name, shape in parameter_shapes(padded_model(model, chosen)).items():
             norm = _QK_NORM.fullmatch(name)
             if name in parameters:
-                value = pad_parameter(model, name, parameters[name])
+                value = pad_parameter(model, chosen, name, parameters[name])
             elif norm and model.heads[layer := int(norm[1])]:  # norms without weights
-                value = pad_parameter(model, name, like.new_ones(model.layer_head_dim(layer)))
+                value = pad_parameter(model, chosen, name, like.new_ones(model.layer_head_dim(layer)))
             else:  # of a part that the layer lacks
                 value = like.new_full(shape, float(name.endswith("_norm.weight")))
             weights[folder_name(name, chosen)] = value
@@ -282,7 +282,7 @@ def folder_config(model: ModelConfig, chosen: Format, extra: dict[str, Any]) -> 
             }
             rope = {"rope_type": kind, "rope_theta": settings.pop("rope_theta"), **named}
             settings["rope_parameters"] = rope
-        padding = choose_padding(model)
+        padding = choose_padding(model, chosen)
         if chosen in ("qwen2", "qwen3", "smollm3"):
             settings |= {"use_sliding_window": usual is not None, "sliding_window": usual}
             settings |= {"layer_types": kinds}

@@ -37,12 +37,12 @@ class Padding:
         return self.heads // self.kv_heads
 
 
-def choose_padding(model: ModelConfig) -> Padding:
+def choose_padding(model: ModelConfig, chosen: str) -> Padding:
     """The smallest uniform heads, key/value heads, head dim and feed-forward width that hold every layer of
-    *model*.
+    *model* in the format *chosen*.
 
-    Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Llama's
-    configuration requires that heads divide d_model.
+    Head dim: the least common multiple, because rotary frequency 2j/d_h must be one of 2i/D. Of the formats,
+    Llama's configuration alone requires that heads divide d_model.
 
     Raises:
         UserError: no such shape exists.
@@ -54,7 +54,7 @@ def choose_padding(model: ModelConfig) -> Padding:
     head_dim = math.lcm(*(model.layer_head_dim(layer) for layer in layers))
     group = max(model.heads[layer] // model.layer_kv_heads(layer) for layer in layers)
     needed = max(model.layer_kv_heads(layer) for layer in layers)
-    if model.qk_norm != "none":  # a Qwen3, whose heads need not divide d_model
+    if chosen != "llama":
         return Padding(needed * group, needed, head_dim, width)
     for kv_heads in range(needed, model.d_model // group + 1):
         if model.d_model % (kv_heads * group) == 0:
@@ -79,9 +79,9 @@ def scaled_model(model: ModelConfig) -> ModelConfig:
     )
 
 
-def padded_model(model: ModelConfig) -> ModelConfig:
-    """The uniform model that holds *model* when its parameters are padded."""
-    padding, layers = choose_padding(model), model.num_layers
+def padded_model(model: ModelConfig, chosen: str) -> ModelConfig:
+    """The uniform model that holds *model* in the format when its parameters are padded."""
+    padding, layers = choose_padding(model, chosen), model.num_layers
     bases = {at_layer(model.rope_base, layer) for layer in model.attention_layers}
     return scaled_model(model).replace(
         heads=(padding.heads,) * layers,
@@ -94,10 +94,10 @@ def padded_model(model: ModelConfig) -> ModelConfig:
     )
 
 
-def pad_parameter(model: ModelConfig, name: str, value: Tensor) -> Tensor:
+def pad_parameter(model: ModelConfig, chosen: str, name: str, value: Tensor) -> Tensor:
     """Our parameter *name* in the shape of choose_padding; of queries and keys without norm weights, these
     are ones."""
-    parts, padding = name.split("."), choose_padding(model)
+    parts, padding = name.split("."), choose_padding(model, chosen)
     if parts[0] != "layers" or parts[2].endswith("_norm") or name.endswith(".o.bias"):
         return value
     layer, part = int(parts[1]), parts[3]

@@ -61,6 +61,8 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> Non
         "eos_token": end,
         "pad_token": end,
         "padding_side": "left",
+        # transformers 4 would also give token_type_ids, which GPT-2 adds to the embeddings.
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "name_or_path": tokenizer.name,
         **more,

@@ -30,7 +30,7 @@ FILE_NAME = "metrics.jsonl"
 EVALUATION_NAME = "evaluation.jsonl"
 OF_SCORES = ("checkpoint", "scored")
 """Names in its rows that describe what was scored, and how; they are not metrics."""
-TAIL = 1 << 16
+TAIL = 1 << 20
 """Bytes at the end of a file that hold at least one whole row."""
 MOST_BYTES = 1 << 24
 """Of a line; a row of a thousand layers has a hundredth of that."""

@@ -59,12 +59,17 @@ class Metrics:
         self._wandb = WandbLogger(folder, newest_step=start_step, report=self.message, **wandb)
         self._tensorboard = TensorBoardLogger(folder, start_step + 1, self.message) if tensorboard else None
 
-    def log(self, step: int, row: Mapping[str, Any]) -> None:
-        """Record what was measured at *step*; what is measured later at the same step is added to its row."""
+    def log(self, step: int, row: Mapping[str, Any], show: bool = True) -> None:
+        """Record what was measured at *step*; what is measured later at the same step is added to its row.
+
+        Args:
+            show: whether the console has it too; of rows that are recorded together, the newest is enough.
+        """
         if self._console is not None:
             row = {key: to_plain_value(value) for key, value in row.items()}
             self._file.append(step, row)
-            self._console.update(step, row)
+            if show:
+                self._console.update(step, row)
             self._wandb.log(step, row)
             if self._tensorboard is not None:
                 self._tensorboard.log(step, row)

@@ -88,5 +88,5 @@ class StepLog:
         last = {"seconds": round(self.seconds, 3), **rates, **ranks, **(extra or {})}
         self._rows[-1][1].update(last)
         for step, row in self._rows:
-            self.metrics.log(step, row)
+            self.metrics.log(step, row, show=row is self._rows[-1][1])
         self._rows = []

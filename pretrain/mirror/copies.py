@@ -169,6 +169,8 @@ class Mirror:
             self.report(log_line("mirror", f"{self.url} works again"))
         with self._changed:
             self._failing = self._failing and not copied
+            if copied and copied != _identity(self.run_folder, name):  # replaced meanwhile: copied once more
+                return
             if self._waiting and self._waiting[0] == name:
                 self._waiting.popleft()
             if copied:

@@ -132,7 +132,7 @@ def _one_source(options: PrepareOptions, paths: Sequence[str], split: str) -> Te
     if options.dataset is None:
         return TextFiles(paths, "text", options.format or "auto", column, limit, options.skip_damaged)
     if options.dataset == "builtin":
-        return BuiltinCorpus()
+        return BuiltinCorpus(max_document_bytes=limit)
     return HubDataset(options.dataset, options.subset, split, column, options.revision, limit)
 
 

@@ -86,6 +86,11 @@ def _task(options: LabelledOptions) -> Task:
 def _held_out(examples: Sequence[Example], fraction: float) -> tuple[list[Example], list[Example]]:
     """Training and validation examples, split by the hash of the text: equal texts are on one side."""
     digests = [hashlib.sha256(example.text.encode()).digest() for example in examples]
+    if len(set(digests)) < 2:
+        raise UserError(
+            "train: give at least two different texts, since one is held out for validation; with "
+            "--validation FILE none is"
+        )
     fraction = Selection(validation_fraction=fraction).validation_fraction
     split = Split.choose(map(digest_to_number, digests), fraction)
     sides: tuple[list[Example], list[Example]] = ([], [])

@@ -260,7 +260,7 @@ def describe_uneven_split(fraction: float, training: SplitEntry, validation: Spl
         f"{share:.1%} of the tokens ({validation.documents:,} of "
         f"{training.documents + validation.documents:,} documents) are held out for validation; "
         f"{fraction:.1%} were requested. With few documents the share is random; "
-        "--validation_text PATH chooses them"
+        "--validation_text PATH, of a data set --validation_split NAME, chooses them"
     )
 
 

@@ -91,7 +91,7 @@ class Decisions:
         return self.dtype.value == "bf16"
 
     def kernels(self) -> dict[str, Any]:
-        """What build_engine takes of them."""
+        """What build_network takes of them."""
         return {"compiled": self.compile.value, "fused": self.fused.value, "attention": self.attention.value}
 
     def to_record(self) -> Decided:
@@ -218,11 +218,10 @@ def _compile(
         return Decision(False, facts.missing_compiler)
     if facts.device == "cuda":
         return Decision(True, f"ZeRO stage {stage} on a GPU")
-    replicas = facts.ranks // run.tensor_parallel
-    flops = run.steps * run.global_batch_tokens * model.flops_per_token() / replicas
+    flops = run.steps * run.global_batch_tokens * model.flops_per_token() / facts.ranks
     if flops < CPU_FLOPS:
-        return Decision(False, f"{flops:.1e} FLOPs on a CPU are too few to gain by it")
-    return Decision(True, f"{flops:.1e} FLOPs on a CPU")
+        return Decision(False, f"{flops:.1e} FLOPs of a rank on a CPU are too few to gain by it")
+    return Decision(True, f"{flops:.1e} FLOPs of a rank on a CPU")
 
 
 def _fused(run: RunConfig, stage: int, compiled: bool, saved: TrainingState, facts: Facts) -> Decision[Fused]:
@@ -255,8 +254,10 @@ def _attention(
     if run.attention != "auto":
         return Decision(run.attention, AS_SET)
     if saved.decided is not None:
-        kept = saved.decided.attention == "blocks" and facts.device == "cpu"
+        kept = saved.decided.attention == "blocks" and facts.device == "cpu" and not run.document_mask
         return Decision("blocks" if kept else "torch", AS_BEGUN)
+    if run.document_mask:
+        return Decision("torch", "blocks know no document masks")
     if facts.device == "cpu" and bf16 and context_length <= BLOCKS_CONTEXT:
         return Decision("blocks", f"faster on a CPU in bf16 up to {BLOCKS_CONTEXT} tokens")
     return Decision("torch", "torch's kernels are the fastest here")

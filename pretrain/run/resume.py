@@ -177,6 +177,8 @@ def check_resume(
         difference: str | None = f"{before} != {now}"
         if key == "data" and saved.run and asked.data != run.data:
             difference = f"{asked.data} != {run.data}"
+        if key == "validation" and saved.run and asked.validation.data != run.validation.data:
+            difference = f"{asked.validation.data} != {run.validation.data}"
         if key == "tokenizer" and tokenizers and tokenizers[0].is_dir():
             difference = tokenizer_difference(load_tokenizer(tokenizers[0]), tokenizers[1])
         differences += [f"{key}: {difference}"] if difference else []

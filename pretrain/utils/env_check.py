@@ -82,7 +82,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "TORCH_EXTENSIONS_DIR": ("extensions", private_folder_problem),
     **dict.fromkeys(_HF_CACHES.split(), ("hub", folder_problem)),
     "MPLCONFIGDIR": ("plots", folder_problem),
-    "WANDB_MODE": ("wandb", _one_of("online", "offline", "disabled", "shared", "dryrun", "run")),
+    "WANDB_MODE": ("wandb", _one_of("online", "offline", "disabled")),
 }
 """What each is used for (see check_variables), and what a value lacks or what would be valid."""
 

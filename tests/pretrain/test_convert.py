@@ -388,6 +388,9 @@ REFUSED = {
     "{run} --out x --format onnx": "format: 'onnx' is not valid; give one of auto, native, llama, qwen3",
     "{run} --from_hf {tmp} --out x": "and not both",
     "--from_hf {tmp} --out x": "has no config.json",
+    "--from_hf {tmp} --out x --step 3": "step: is for converting a run; leave it out with --from_hf",
+    "--from_hf {tmp} --out x --dtype bfloat16": "dtype: is for converting a run",
+    "--from_hf {tmp} --out x --overwrite": "overwrite: is for converting a run",
 }
 
 

@@ -35,6 +35,20 @@ def test_streamed_pieces_are_whole_characters(small):
     assert "".join(text_pieces(iter(ended), tokenizer)) == "a b"
 
 
+def test_a_space_after_the_prompt_is_kept():
+    """Tokenizers of Llama's kind drop the first space of what they decode."""
+
+    class Stripping:
+        end_of_document = 0
+        texts = ("", " a", " b", "c")
+
+        def decode(self, ids):
+            return "".join(self.texts[token] for token in ids).removeprefix(" ")
+
+    assert "".join(text_pieces(iter([2, 3, 1]), Stripping(), [1])) == " bc a"
+    assert "".join(text_pieces(iter([2, 3]), Stripping())) == "bc"
+
+
 def test_streamed_pieces_of_text_that_ends_in_half_a_character(small):
     ids = small.tokenizer.encode("x日")[:-1]
     assert "".join(text_pieces(iter(ids), small.tokenizer)).startswith("x")

@@ -184,6 +184,13 @@ def test_ranks_that_cannot_share_the_default_batch(program, files, capsys, ranks
     assert f"shared evenly by {ranks} data-parallel ranks; valid numbers of ranks are [1, 2, 4" in line
 
 
+def test_the_ranks_that_are_advised_count_those_of_a_copy(program, files, capsys):
+    environment = {"RANK": "0", "WORLD_SIZE": "6"}
+    given = ["--data_root", str(files), "--tensor_parallel", "2"]
+    line = refusal(program, capsys, files, given, environment)
+    assert "shared evenly by 3 data-parallel ranks; valid numbers of ranks are [2, 4, 8" in line
+
+
 def test_what_is_fine_is_not_refused(program, files):
     """Or the tests above would pass whatever the program did."""
     arguments = ["--data_root", str(files), "--runs_dir", str(files / "runs")]

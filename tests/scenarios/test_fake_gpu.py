@@ -215,7 +215,7 @@ def muon_step(heads: Any) -> None:
     with rank_of(1, 2), fake_gpu():
         master = torch.zeros(half, device=GPU)
         group = {"kind": "muon", "params": [master], "lr": 0.1, "weight_decay": 0.1}
-        flat = EngineFlat(master, group, contiguous_pieces(0, sizes, None, half), 1, 2)
+        flat = EngineFlat(master, group, contiguous_pieces(sizes, None, half), 1, 2)
         exchange = FlatExchange(flat, matrices, 1, 2)
         optimizer = MuonAndAdamW([group], settings)
         optimizer.updates = lambda _, values: exchange(values, settings, GPU)

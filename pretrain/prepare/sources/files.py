@@ -238,6 +238,8 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
         )
     if others := [path for path in map(Path, matches) if not (path.is_file() or path.is_dir())]:
         raise describe_non_file(others[0])
-    matched_files = [(match, Path(match)) for match in matches if Path(match).is_file()]
-    # "**" matches folders as well, whose files it lists too.
-    return matched_files or [pair for match in matches for pair in _expand(match)]
+    found = [(match, Path(match)) for match in matches if Path(match).is_file()]
+    if not (found and "**" in path_or_glob):  # which also matches the folders of the files that it lists
+        folders = [Path(match) for match in matches if Path(match).is_dir()]
+        found += [pair for folder in folders for pair in files_below(folder, all_of_it=True)]
+    return found or _expand(matches[0])

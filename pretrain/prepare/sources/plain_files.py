@@ -114,7 +114,9 @@ class BuiltinCorpus(PlainFiles):
     interpreter keeps its library in a zip file).
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, max_document_bytes: int = MAX_DOCUMENT_BYTES
+    ) -> None:
         root = Path(folder if folder is not None else sysconfig.get_path("stdlib"))
         files = files_below(root, ".py", EXCLUDED_FOLDERS, EXCLUDED_PREFIXES) if root.is_dir() else []
         if not files:
@@ -123,7 +125,7 @@ class BuiltinCorpus(PlainFiles):
                 "(zipped or absent in this interpreter); valid: an ordinary Python, or your own text with "
                 "head-schedules prepare --text PATH"
             )
-        super().__init__("builtin", files)
+        super().__init__("builtin", files, max_document_bytes)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "python": platform.python_version()}

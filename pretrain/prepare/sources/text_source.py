@@ -53,7 +53,7 @@ class TextSource(ABC):
     """A re-iterable collection of documents in a fixed order. Sources are pickled to worker processes."""
 
     name: str
-    """Short name, part of messages and of default folder names."""
+    """Short name, part of messages."""
     skipped: Counter[str]
     """Reason -> number of documents left out; every pass over :meth:`documents` counts from zero."""
 

@@ -189,6 +189,15 @@ def test_unwritable_folder_is_said_once(tmp_path):
         store._stop_on(store._prepare(store.folder / ".writing", tmp_path), store.folder / ".writing")
 
 
+def test_a_checkpoint_whose_replacement_was_cut_is_found(tmp_path):
+    aside = tmp_path / "checkpoints/.replaced_step_000004"
+    aside.mkdir(parents=True)
+    store = CheckpointStore(tmp_path, CheckpointConfig(), alone())
+    with pytest.raises(UserError, match="checkpoint step_000004 is damaged"):  # found, and looked at
+        store.newest_valid()
+    assert store.steps() == [4] and not aside.exists()
+
+
 def kept(steps: set[int], newest: int, keep_last: int, keep_every: int) -> set[int]:
     """What a run keeps once it has written *newest*: nothing of a curve that it has left by falling back."""
     own = sorted((step for step in steps if step <= newest), reverse=True)

@@ -26,6 +26,13 @@ def test_arms_of_a_comparison_have_folders_of_their_own() -> None:
     assert len({split_run_name(each)[0] for each in names}) == len(arms), "seeds of an arm are one group"
 
 
+def test_what_is_no_seed_stays_in_the_name() -> None:
+    assert name("--model", "hf/Mistral-7B-v0.1") == "270m-Mistral-7B-v0.1-s1"
+    assert name("--model", "models/wide.json") == "270m-wide-s1"
+    groups = {each: split_run_name(each)[0] for each in ("runs2", "heads16", "a-s2", "a_s2", "s3")}
+    assert groups == {"runs2": "runs2", "heads16": "heads16", "a-s2": "a", "a_s2": "a", "s3": "s3"}
+
+
 def test_a_name_that_is_given_stands() -> None:
     assert name("--name", "mine", "--lr_rules", "[upper_qk]") == "mine"
 

@@ -41,7 +41,7 @@ def test_contiguous(sizes, ranks, alignment, padded):
     whole = torch.cat([flat, torch.zeros((-len(flat)) % (alignment * ranks), dtype=torch.int64)])
     flats = whole.chunk(ranks)
     named = [(name, len(part)) for name, part in parameters.items()]
-    pieces = contiguous_pieces(0, named, paddings if padded else None, len(flats[0]))
+    pieces = contiguous_pieces(named, paddings if padded else None, len(flats[0]))
     found = put_together(pieces, flats, dict(named))
     assert all(torch.equal(found[name], part) for name, part in parameters.items())
 
@@ -55,5 +55,5 @@ def test_sliced(sizes, ranks):
         for flat, own in zip(flats, padded.chunk(ranks), strict=True):
             flat.append(own)
     named = [(name, len(part)) for name, part in parameters.items()]
-    found = put_together(sliced_pieces(0, named, ranks), [torch.cat(flat) for flat in flats], dict(named))
+    found = put_together(sliced_pieces(named, ranks), [torch.cat(flat) for flat in flats], dict(named))
     assert all(torch.equal(found[name], part) for name, part in parameters.items())

@@ -10,17 +10,21 @@ import torch
 
 from tests.helpers.distributed import run_distributed
 from tests.helpers.items import write_data_sets
+from tests.helpers.refusals import refused
 from tests.helpers.training import alone
 
 pytest.importorskip("lm_eval")
+
+import datasets
 
 from pretrain.data.corpus import Corpus
 from pretrain.engine.patches import prepare_deepspeed
 from pretrain.evaluation import scores as scoring
 from pretrain.evaluation.checks import resolve_tasks
+from pretrain.evaluation.data_sets import use_data_sets
 from pretrain.evaluation.language_model import ZeroShotModel
-from pretrain.evaluation.scores import load_tasks, score, task_manager
-from pretrain.runtime.world import start_world
+from pretrain.evaluation.scores import headline, load_tasks, score, task_manager
+from pretrain.runtime.world import World, start_world
 
 TASK = """
 task: {name}
@@ -146,6 +150,47 @@ def test_a_document_ends_a_text_and_a_sample_depends_on_its_request_alone(small)
     assert both[0] != both[1] and flat.generate_until(requests(("def f", sampled))) == both[:1]
     cold = flat.generate_until(requests(("def f", sampled | {"temperature": 0.0})))
     assert cold == [continued(tokenizer, "def f", 8)]
+    # As lm-eval reads them: a temperature samples unless do_sample is false; the length has four names.
+    unsaid = {"max_new_tokens": 8, "temperature": 1.0}
+    assert flat.generate_until(requests(("def f", unsaid), ("def f", unsaid))) == both
+    assert flat.generate_until(requests(("def f", unsaid | {"do_sample": False}))) == cold
+    for wanted in ({"max_tokens": 40}, {}):  # 256 where a task does not say
+        with refused("tasks: an answer of up to", "in the context of 40; set max_gen_toks"):
+            flat.generate_until(requests(("def f", wanted)))
+
+
+def test_all_ranks_form_the_same_batches(small, monkeypatch):
+    monkeypatch.setattr(World, "gather", lambda self, value: [value, value - 7])
+    rows = chain(small.tokenizer)
+    model = ZeroShotModel(lambda tokens: rows[tokens], small.tokenizer, 40, alone())
+    monkeypatch.undo()
+    assert model.batch_tokens == ZeroShotModel(model.logits_of, small.tokenizer, 40, alone()).batch_tokens - 7
+
+
+def test_scores_of_several_filters_are_all_kept():
+    results = {
+        "gsm": {"exact,strict": 0.1, "exact_stderr,strict": 0.0, "exact,flexible": 0.5, "alias": "gsm"},
+        "piqa": {"acc,none": 0.6},
+    }
+    assert headline({"results": results}) == {
+        "gsm/exact,strict": 0.1,
+        "gsm/exact,flexible": 0.5,
+        "piqa/acc": 0.6,
+    }
+
+
+def test_data_sets_of_one_path_with_other_files_are_kept_apart(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
+    for _ in range(2):  # saved, and read
+        with use_data_sets(tmp_path / "sets", save=True):
+            found = [
+                datasets.load_dataset("json", data_files={"test": str(tmp_path / f"{name}.jsonl")})
+                for name in ("one", "two")
+            ]
+        assert [each["test"]["text"][0] for each in found] == ["one", "two"]
+    with use_data_sets(tmp_path / "sets"), refused("data_dir: "):
+        datasets.load_dataset("json")
 
 
 def test_a_task_that_is_scored_by_what_is_written(own, small):

@@ -87,16 +87,18 @@ def test_uniform_fixed_head_dim_grouped_queries_and_llama_3s_wavelengths_are_pla
 
 
 def test_padding_is_the_smallest_that_fits():
-    assert choose_padding(CONFIGS["prism"]) == Padding(4, 4, 48, 128)  # head dims 24, 16, 12
-    assert choose_padding(CONFIGS["head_dim"]) == Padding(4, 4, 16, 128)
+    assert choose_padding(CONFIGS["prism"], "llama") == Padding(4, 4, 48, 128)  # head dims 24, 16, 12
+    assert choose_padding(CONFIGS["head_dim"], "llama") == Padding(4, 4, 16, 128)
     # Groups of 2, 1 and 4 queries; 4 key/value heads of 4: 16 heads divide 48.
-    assert choose_padding(CONFIGS["grouped"]) == Padding(16, 4, 12, 128)
-    assert choose_padding(CONFIGS["qwen3_padded"]) == Padding(10, 5, 8, 128)  # 10 need not divide 48
+    assert choose_padding(CONFIGS["grouped"], "llama") == Padding(16, 4, 12, 128)
+    assert choose_padding(CONFIGS["qwen3_padded"], "qwen3") == Padding(10, 5, 8, 128)  # 10 need not divide 48
 
 
 def test_heads_are_raised_to_a_divisor_of_the_width():
     model = block("llama", **LLAMA, heads=(5, 4), head_dim=(8, 8))
-    assert choose_padding(model) == Padding(6, 6, 8, 128)
+    assert choose_padding(model, "llama") == Padding(6, 6, 8, 128)
+    for other in ("mistral", "qwen2", "smollm3"):
+        assert choose_padding(model, other) == Padding(5, 5, 8, 128)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +131,4 @@ def test_the_advice_names_formats_of_the_command_alone():
 def test_no_head_count_that_fits():
     model = block("llama", **LLAMA, heads=(49,), head_dim=(2,))
     with pytest.raises(UserError, match="divides d_model 48"):
-        choose_padding(model)
+        choose_padding(model, "llama")

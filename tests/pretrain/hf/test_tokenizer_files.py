@@ -158,6 +158,9 @@ def test_special_tokens_and_padding(exported):
     theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs.eos_token_id == theirs.bos_token_id == theirs.pad_token_id == ours.end_of_document
     assert theirs.padding_side == "left" and theirs.model_max_length == 64
+    assert theirs.model_input_names == ["input_ids", "attention_mask"]  # GPT-2 would add token_type_ids
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["model_input_names"] == theirs.model_input_names  # other versions have other defaults
     batch = theirs(["def f(x):", "x"], padding=True)
     assert batch["attention_mask"][1][0] == 0 and batch["attention_mask"][1][-1] == 1
     assert len(theirs) == ours.vocab_size

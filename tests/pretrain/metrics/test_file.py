@@ -217,3 +217,9 @@ def test_the_last_step_is_read_from_the_end(tmp_path: Path) -> None:
     with path.open("ab") as handle:
         handle.write(b'{"step": 4000, "train_l')  # being written
     assert last_step(path) == 3999
+    path.write_bytes(b"")
+    file = MetricsFile(path)
+    large = {f"diagnostics/layer_{layer}/{number}": 1 / 3 for layer in range(1000) for number in range(8)}
+    file.append(7, large)  # diagnostics of a thousand layers
+    file.close()
+    assert last_step(path) == 7 and path.stat().st_size > 300_000

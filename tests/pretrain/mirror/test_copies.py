@@ -82,6 +82,29 @@ def test_copies_are_whole_and_named(run, url, tmp_path):
     assert other.close() is None and (tmp_path / "mirror2/one/latest").exists()
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_copied_is_copied_again(run, url, tmp_path):
+    folder = write_checkpoint(run, 2)
+
+    class Slow(Store):
+        once = True
+
+        def replace(self, content, name):
+            if Slow.once and name.endswith(MANIFEST):  # all its files are copied
+                Slow.once = False
+                shutil.rmtree(folder)
+                write_checkpoint(run, 2, seed=9)
+                mirror.add(folder)
+            super().replace(content, name)
+
+    mirror = Mirror(url, run, lambda line: None, SOON, open_store=Slow)
+    assert mirror.close() is None and mirror.is_safe(folder)
+    copy = tmp_path / "mirror/one/checkpoints/step_000002"
+    manifest = json.loads((copy / MANIFEST).read_text())
+    for name in json.loads((folder / MANIFEST).read_text())["files"]:
+        kept = copy / manifest.get("places", {}).get(name, name)
+        assert kept.read_bytes() == (folder / name).read_bytes(), name
+
+
 class Faulty(Store):
     """A store that fails, or keeps other bytes than it was given, at random."""
 

@@ -60,6 +60,7 @@ SHORT = "uniform-micro"
         (decided(CPU, 2, steps=LONG), ("bf16", True, "loss", "torch", 4)),
         (decided(CPU, 2, model="prism-micro", steps=1), ("bf16", False, "loss", "blocks", 4)),
         (decided(CPU, 3, model="prism-micro", steps=LONG), ("bf16", False, "loss", "blocks", 4)),
+        (decided(CPU, 3, model="prism-micro", document_mask=True), ("bf16", False, "loss", "torch", 4)),
         (decided(OLD_CPU, 2, model="prism-micro", steps=LONG), ("fp32", True, "loss", "torch", 4)),
         # what was asked for holds on every device
         (decided(GPU, 2, **ASKED), ("fp32", False, "none", "blocks", 2)),

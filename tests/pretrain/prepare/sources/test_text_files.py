@@ -115,6 +115,7 @@ def test_paths_may_be_files_folders_and_globs_and_count_once(tmp_path):
         ([tmp_path], ["1", "2", "3"]),
         ([tmp_path / "**" / "*.txt"], ["1", "2"]),
         ([tmp_path / "su*"], ["2", "3"]),
+        ([tmp_path / "*"], ["1", "2", "3"]),
         ([tmp_path / "sub" / "c.md", tmp_path], ["3", "1", "2"]),
     ):
         assert texts(TextFiles(paths)) == expected
