@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402 # isort: skip
 
 from benchmarks.traffic import Traffic  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
+from model.errors import UserError  # noqa: E402
 from pretrain.runtime.hardware import peak_flops  # noqa: E402
 
 IN_BLOCKS = ("head_schedules::block_attention",)
@@ -97,6 +98,8 @@ def main() -> None:
                 one.step()
         with Traffic(compiled=False) as traffic:
             one.step()
+        if torch.cuda.is_available():
+            raise UserError("it measures CPUs: of a GPU, the profiler's times are those of the launches")
         device, bf16 = one.session.world.device, one.session.decisions.bf16
         peak, _ = peak_flops(device, torch.bfloat16 if bf16 else torch.float32)
         rate = copy_rate(device)

@@ -43,6 +43,7 @@ if [ -n "${REHEARSE-}" ]; then
     memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
     large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
 fi
+light="torch pydantic psutil numpy xxhash"
 trainer="torch deepspeed pydantic hjson einops msgpack packaging psutil tqdm docstring_parser yaml
     numpy xxhash safetensors sentencepiece"
 
@@ -96,16 +97,17 @@ if [ -z "$(missing transformers)" ]; then peers="llama-compiled $peers"; fi
 
 parts() { # in order of value
     local shape stage first=${shapes%% *}
-    part machine "torch" "$python" benchmarks/machine.py --out "$out/machine.json"
-    tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu
+    part machine "$light" "$python" benchmarks/machine.py --out "$out/machine.json"
+    part rates "$light" "$python" benchmarks/rates.py "${rates[@]}" --out "$out/rates.json"
+    # Less than half of ten minutes, also if a kernel hangs.
+    TIMEOUT=${TIMEOUT:-200} tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu
     part corpus "$trainer" "$python" -c "import sys; from pretrain.prepare.builtin import prepare_builtin
 print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
-    part rates "$trainer" "$python" benchmarks/rates.py "${rates[@]}" --out "$out/rates.json"
     # shellcheck disable=SC2086 - a list of contenders
     speed "speed-$first" "$first" "$rounds" ours ours-compiled $peers products
     speed "schedules-$first" "$first" "$more_rounds" uniform prism config7
-    part wide-heads "$trainer" "$python" benchmarks/wide_heads.py "${wide[@]}" --out "$out/wide-heads.json"
-    part head-loss "$trainer" "$python" benchmarks/kernels.py lm_head --device "$device" "${head[@]}" \
+    part wide-heads "$light" "$python" benchmarks/wide_heads.py "${wide[@]}" --out "$out/wide-heads.json"
+    part head-loss "$light" "$python" benchmarks/kernels.py lm_head --device "$device" "${head[@]}" \
         --out "$out/head-loss.json"
     tests training tests/scenarios/test_cuda_training.py -k "not continued and not grow"
     for stage in false-2 true-2 false-3; do # compiled or not, ZeRO stage

@@ -39,7 +39,7 @@ ROUNDS = {"cpu": 7, "cuda": 20}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LOSS_POWERS = {"cpu": (16, 17, 18, 19, 20, 21, 22, 24), "cuda": (20, 22, 24, 26, 28)}
 HEAD_POWERS = {"cpu": (20, 21, 22, 23, 24), "cuda": (25, 26, 27, 28)}
-PRODUCT_TOKENS = {"cpu": (0, 1024, 2048), "cuda": (0, 4096, 8192)}
+PRODUCT_TOKENS = {"cpu": (0, 1024, 2048), "cuda": (0, 4096, 6144, 8192)}
 
 Run = Callable[[], Tensor]
 
@@ -108,7 +108,7 @@ def time_loss(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def add_in_wide_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """As head_loss.add_product, by a product that sums into fp32 itself: torch has one on GPUs."""
+    """As lm_head_loss.add_product, by a product that sums into fp32 itself: torch has one on GPUs."""
     if total is None:
         return torch.mm(left, right, out_dtype=torch.float32)
     return torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
@@ -137,16 +137,23 @@ def time_lm_head(options: argparse.Namespace) -> list[dict[str, Any]]:
         ):
             return lm_head_loss.lm_head_cross_entropy(hidden, weight, labels, options.vocabulary, step)
 
+    def group_chunks(power: int, tokens: int) -> list[list[slice]]:
+        with (
+            mock.patch.dict(lm_head_loss.CHUNK_ELEMENTS, {device: 2**power}),
+            mock.patch.dict(lm_head_loss.PRODUCT_TOKENS, {device: tokens}),
+        ):
+            return lm_head_loss.token_products(len(hidden), len(weight), device)
+
     variants: dict[str, Run] = {
         "apart": lambda: loss.cross_entropy(F.linear(hidden, weight), labels, options.vocabulary)
     }
     for name, step in steps.items():
-        variants |= {
-            f"{name}2^{power}, {tokens or 'a chunk'}": partial(fused, power, tokens, step)
-            for power in HEAD_POWERS[device]
-            for tokens in PRODUCT_TOKENS[device]
-            if tokens == 0 or 2**power < tokens * options.vocabulary
-        }
+        for power in HEAD_POWERS[device]:
+            seen = []
+            for tokens in PRODUCT_TOKENS[device]:
+                if (products := group_chunks(power, tokens)) not in seen:  # else the same products again
+                    seen.append(products)
+                    variants[f"{name}2^{power}, {tokens or 'a chunk'}"] = partial(fused, power, tokens, step)
         if device == "cuda" and dtype != torch.float32:
             variants[f"{name}2^26, 4096, wide"] = partial(fused, 26, 4096, step, add_in_wide_product)
     return fastest(variants, (hidden, weight), torch.ones((), device=device))

@@ -134,7 +134,10 @@ def batches(request: Request, device: torch.device) -> Iterator[tuple[torch.Tens
     corpus = Corpus.open(prepare_builtin(request["data_root"], request["model"]["vocab_size"]))
     length, rows = request["model"]["context_length"], request["micro_batch"]
     text = torch.cat(
-        [torch.from_numpy(corpus.training.document(number).astype("int64")) for number in range(500)]
+        [
+            torch.from_numpy(corpus.training.document(number).astype("int64"))
+            for number in range(min(500, corpus.training.num_documents))
+        ]
     )
     step = rows * length
     while True:

@@ -72,7 +72,8 @@ def by_products(parts: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor
         start, stop = length * part // parts, length * (part + 1) // parts
         logits = query[:, :, start:stop] @ key[:, :, :stop].transpose(2, 3)
         hidden = positions[start:stop, None] < positions[:stop]
-        scaled = (logits.float() * query.shape[3] ** -0.5).masked_fill(hidden, float("-inf"))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scaled = (logits * query.shape[3] ** -0.5).masked_fill(hidden, float("-inf"))
         outputs.append(scaled.softmax(-1).to(value.dtype) @ value[:, :, :stop])
     return torch.cat(outputs, 2)
 
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--head_dims", type=int, nargs="+", default=[64, 256, 384])
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as training does; its own row has it
     shape = {name: getattr(options, name) for name in ("width", "batch", "length")}
     rows = []
     for head_dim in options.head_dims:

@@ -57,7 +57,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
     add = parser.add_argument
     add("--nodes", type=int, default=1, help="machines (1)")
     add("--gpus_per_node", type=int, default=1, help="GPUs, and ranks, of each (1)")
-    add("--gpu", default="h100", help=f"one of {', '.join(GPUS)} (h100)")
+    add("--gpu", help=f"one of {', '.join(GPUS)} (h100)")
     add("--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's")
     add("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
     add("--mfu", type=float, help="share of the peak that such a run was measured to reach; gives the time")
@@ -75,13 +75,16 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
             raise UserError(
                 f"{name}: {quote(value)} is not valid; give a positive number of at most {most:,}"
             )
-    if options.gpu not in GPUS:
+    if options.gpu not in (None, *GPUS):
         raise UserError(
             f"gpu: {options.gpu!r} is unknown; give one of {', '.join(GPUS)}, or --gpu_memory and "
             "--peak_tflops"
         )
     if options.mfu is not None and options.rates is not None:
         raise UserError("rates: give --rates or --mfu, not both")
+    for name in ("json", "rates", "mfu") if options.compare else ():
+        if getattr(options, name):
+            raise UserError(f"compare: it takes no --{name}; leave one of both out")
     command = parse_command_line(run_arguments)
     for name in ("plot_lr", "print_config"):
         if getattr(command, name):
@@ -106,10 +109,13 @@ def run_plan(arguments: list[str]) -> None:
     from pretrain.plan.speed import assumed_rates, read_rates
     from pretrain.runtime.hardware import data_sheet_peak
 
-    gpu, memory, bandwidth = GPUS[options.gpu]
+    gpu, memory, bandwidth = GPUS[options.gpu or "h100"]
     if options.gpu_memory is not None:
         memory = options.gpu_memory
-    machine = Machine(options.nodes, options.gpus_per_node, options.gpu, int(memory * GIB))
+    # With another peak it is another card, whose bandwidth is not known.
+    other = options.gpu is None and options.peak_tflops is not None
+    name = "another card" if other else options.gpu or "h100"
+    machine = Machine(options.nodes, options.gpus_per_node, name, int(memory * GIB))
     if options.compare:
         print("\n".join(compare(run, machine)))
         return
@@ -120,11 +126,12 @@ def run_plan(arguments: list[str]) -> None:
         peak = options.peak_tflops * 1e12
     rates = None
     if plan.settings.bf16:
-        rates = read_rates(options.rates) if options.rates else peak and assumed_rates(peak, bandwidth)
+        assumed = None if other or peak is None else assumed_rates(peak, bandwidth)
+        rates = read_rates(options.rates) if options.rates else assumed
     elif options.rates:
         raise UserError("rates: they are those of bf16, and the run's precision is fp32; leave --rates out")
     machine = dataclasses.replace(plan.machine, peak=peak)
-    plan = dataclasses.replace(plan, machine=machine, rates=rates or None)
+    plan = dataclasses.replace(plan, machine=machine, rates=rates)
     if options.json:
         print(json.dumps(to_json(plan), indent=2))
     else:

@@ -152,10 +152,10 @@ def _time_lines(plan: RunPlan) -> list[str]:
     )
     if plan.mfu is None and plan.rates is not None:
         lines.append(
-            f"         predicted from counted work and {plan.rates.source}, without communication; give "
-            "--rates or --mfu"
+            f"         predicted from counted work and {plan.rates.source}, without communication; --rates "
+            "or --mfu give what was measured"
         )
-    if plan.settings.checkpointing:
+    if plan.settings.checkpointing and plan.mfu is not None:
         lines.append("         MFU does not count what is recomputed: expect about a quarter less of it")
     return lines
 

@@ -17,7 +17,7 @@ from pretrain.checkpoint.state import TrainingState
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import DS_CONFIGS
 from pretrain.engine.batch import BatchPlan
-from pretrain.engine.ds_config import EngineSettings
+from pretrain.engine.ds_config import EngineSettings, check_against_run
 from pretrain.optim.schedule import LearningRateSchedule
 from pretrain.plan.corpora import PlannedCorpus, find_corpora, model_fields
 from pretrain.plan.memory import MemoryPlan, memory_plan
@@ -154,6 +154,8 @@ def suggest_flags(plan: RunPlan) -> list[str]:
     for name in ("zero2", "zero3", "zero2_offload", "zero3_offload"):
         path = DS_CONFIGS / f"{name}.json"
         contents = json.loads(path.read_text(encoding="utf-8"))
+        if not _admits(check_against_run, contents, run):
+            continue
         shipped = EngineSettings.from_run(
             run, contents, settings.bf16, plan.model, _choose_fused(settings, contents)
         )
@@ -199,10 +201,10 @@ def _find_largest(plan: RunPlan, settings: EngineSettings, tensor_parallel: int,
     return find_micro_batch(per_rank, plan.model, settings, *sizes) or 0
 
 
-def _admits(check: Callable[..., None], *given: Any, sequence_parallel: bool) -> bool:
-    """Whether a check of the model and its degrees raises no UserError."""
+def _admits(check: Callable[..., None], *given: Any, **more: Any) -> bool:
+    """Whether a check raises no UserError."""
     try:
-        check(*given, sequence_parallel=sequence_parallel)
+        check(*given, **more)
     except UserError:
         return False
     return True

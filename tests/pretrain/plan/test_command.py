@@ -82,6 +82,20 @@ def test_time_needs_a_measured_mfu_in_fp32(capsys):
         assert ("predicted from counted work and assumed" in text) == (not more)
 
 
+def test_a_predicted_time_has_what_is_recomputed_in_it_and_needs_a_known_card(capsys):
+    assert main([*BASE, "--activation_checkpointing", "true"]) == 0
+    assert "MFU does not count what is recomputed" not in capsys.readouterr().out
+    assert main([*BASE, "--peak_tflops", "362", "--gpu_memory", "79"]) == 0  # its bandwidth is not known
+    text = capsys.readouterr().out
+    assert "GPUs (another card, 79.0 GiB)" in text and " hours at 0.3, " in text and "h100" not in text
+
+
+def test_what_would_fit_goes_with_the_run(capsys):
+    for more, found in (([], True), (["--fused", "all"], False)):
+        assert main([*BASE, "--gpus_per_node", "1", "--gpu_memory", "11", "--micro_batch", "1", *more]) == 2
+        assert ("ds_configs/zero3_offload.json" in capsys.readouterr().err) == found
+
+
 def test_the_corpus_gives_its_vocabulary_and_how_often_it_is_read(capsys, small_folder, tmp_path):
     corpora = CorpusMeta.read(small_folder).training.tokens
     plain = ["--config", "124m", "--data", f"{small_folder}:0.25,{small_folder}:0.75", "--steps", "100"]
@@ -233,6 +247,7 @@ def test_when_nothing_fits(capsys):
         (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
         (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
         (["--print_config"], r"print_config: a plan does not do that; give --print_config to head-sch"),
+        (["--compare", "--mfu", "0.4"], r"compare: it takes no --mfu; leave one of both out"),
         (["--ds_config", "none.json"], r"ds_config: cannot read 'none.json'"),
     ],
 )
