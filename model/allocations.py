@@ -39,7 +39,7 @@ def tapered(layers: int, start: float = 1.5, end: float = 0.5) -> list[float]:
 
 def late(layers: int, start: float = 0.5, end: float = 1.5) -> list[float]:
     """Tapered the other way round: its control."""
-    return tapered(layers, start, end)
+    return tapered(layers, end, start)[::-1]
 
 
 def middle(layers: int, share: float = 0.7) -> list[float]:
@@ -206,16 +206,19 @@ def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[
     layers × mean.
 
     Each is rounded; what is then too much or too little goes, a multiple each, to the layers with the largest
-    error of rounding. A layer whose profile is 0 stays at 0, any other has at least one multiple.
+    error of rounding, of equal ones to the widest: the reverse of a profile has the reverse widths. A layer
+    whose profile is 0 stays at 0, any other has at least one multiple.
     """
-    exact = [mean * part / multiple for part in profile]
+    # Errors of rounding that are equal but for that of floats are equal.
+    exact = [round(mean * part / multiple, 9) for part in profile]
     units = [max(1, math.floor(value + 0.5)) if value else 0 for value in exact]
     while missing := math.floor(len(exact) * mean / multiple + 0.5) - sum(units):
         sign = 1 if missing > 0 else -1
         free = [layer for layer, count in enumerate(units) if exact[layer] and (sign > 0 or count > 1)]
         if not free:
             break
-        units[max(free, key=lambda layer: (sign * (exact[layer] - units[layer]), -layer))] += sign
+        errors = {layer: round(sign * (exact[layer] - units[layer]), 9) for layer in free}
+        units[max(free, key=lambda layer: (errors[layer], exact[layer], -layer))] += sign
     return [count * multiple for count in units]
 
 

@@ -285,8 +285,7 @@ class ModelConfig:
         rows = self.padded_vocab_size() if padded else self.vocab_size
         normed = self.d_model
         for layer in range(self.num_layers):
-            parts = (self.heads[layer] > 0) + (self.layer_ffn_width(layer) > 0)
-            normed += parts * self.layer_width(layer)
+            normed += self.layer_writes(layer) * self.layer_width(layer)
         total = self._layer_matrices() + self._layer_biases() + normed * (2 if self.norm_bias else 1)
         total += rows * self.d_model
         if not self.tied:

@@ -118,16 +118,15 @@ class TokenEmbedding(VocabParallelEmbedding):
 
 
 class PositionEmbedding(nn.Embedding):
-    """The learned positions, whole on every rank, for hidden states that may be sharded along T."""
+    """The learned positions, whole on every rank, for hidden states that are sharded along T."""
 
     def __init__(self, context_length: int, d_model: int, grid: ProcessGrid) -> None:
         super().__init__(context_length, d_model)
         self.grid = grid
 
     def forward(self, input: Tensor) -> Tensor:
-        """Positions [T] or [B, T] -> vectors [..., T, d], or this rank's part of them along T."""
-        if self.grid.sequence_parallel:
-            input = input.chunk(self.grid.tensor_parallel, dim=-1)[self.grid.tensor_rank]
+        """Positions [T] or [B, T] -> this rank's vectors [..., T / t, d]."""
+        input = input.chunk(self.grid.tensor_parallel, dim=-1)[self.grid.tensor_rank]
         return F.embedding(input, share_gradient(self.weight, self.grid))
 
 

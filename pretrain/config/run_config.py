@@ -353,10 +353,10 @@ class RunConfig:
                 if name == "ffn_width" and model.block_width is not None:
                     lines += _describe_ffns(model, allocation.mean)
                 elif excess := allocation.describe_excess(widths):
-                    lines.append(
-                        f"the {len(widths)} layers' {name} {excess}: {text} is rounded to multiples of "
-                        f"{allocation.multiple}"
-                    )
+                    why = f"{text} is rounded to multiples of {allocation.multiple}"
+                    if blocks and allocation.seed is not None:
+                        why += ", and in this order fewer are without effect"
+                    lines.append(f"the {len(widths)} layers' {name} {excess}: {why}")
         return lines
 
     def _base_model(self) -> ModelConfig:

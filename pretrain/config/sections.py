@@ -72,8 +72,8 @@ class MuonConfig:
 
     heads: HeadGroup = "whole"
     """Unit of orthogonalization: whole orthogonalizes whole matrices; each does so for every head of q, k, v
-    (rows) and o (columns); a number for groups of that many neighbouring heads (arXiv 2605.08933). The last
-    group is smaller where the number does not divide the layer's heads."""
+    and element gates (rows) and o (columns); a number for groups of that many neighbouring heads (arXiv
+    2605.08933). The last group is smaller where the number does not divide the layer's heads."""
     scale: MuonScale = "rms"
     """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
     over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""

@@ -66,7 +66,8 @@ def list_runs(folder: Path) -> tuple[list[Path], str | None]:
         print_lines(f"warning: {left} of the study's {len(names)} runs have no checkpoint", file=sys.stderr)
     keys = parse_yaml(read_text(folder / "study.yaml", "study"), f"study: {folder / 'study.yaml'}")
     baseline = keys.get("baseline") if isinstance(keys, dict) else None
-    return runs, baseline if isinstance(baseline, str) else None
+    names = baseline if isinstance(baseline, list) else [baseline] if baseline else []
+    return runs, ", ".join(map(str, names)) or None
 
 
 def run_diagnostics(arguments: Sequence[str]) -> None:
@@ -98,6 +99,9 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     baseline = options.baseline or next((name for _, name in listed if name in known), known[0])
     if baseline not in known:
         raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
+    for name in (name for _, name in listed if name and not options.baseline and name not in known):
+        others = f"the study compares with {name} level by level, and differences here are from {baseline}"
+        print_lines(f"warning: {others}; --baseline NAME chooses another", file=sys.stderr)
     measured = [measure_run(run, options.data, options.sequences, options.steps) for run in folders]
     groups = by_group(measured)
     differences = run_differences(folders, [run.last["step"] for run in measured])

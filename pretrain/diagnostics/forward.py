@@ -280,8 +280,8 @@ def prepare_measurement(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
 
 
 def normalize(hidden: Tensor, config: ModelConfig) -> Tensor:
-    """Normalise hidden states [..., d] as the norms of the layers above do: rms 1 (centred first for a
-    layernorm)."""
+    """Normalise hidden states [..., d] as the norms of the layers above do, over the whole stream also where
+    those have block widths: rms 1 (centred first for a layernorm)."""
     wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if config.norm == "layernorm":
         wide = wide - wide.mean(-1, keepdim=True)

@@ -94,7 +94,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "--data_dir DIR saves the tasks' data sets.",
     )
     check_variables("hub")
-    earlier = _earlier_steps(options)
+    _check_last(options)
     if options.follow:
         check_followed(options)
     elif options.follow_timeout is not None:
@@ -143,8 +143,9 @@ def run_evaluation(arguments: Sequence[str]) -> None:
             options.follow_timeout or TIMEOUT,
         )
         return
+    newest, earlier = world.on_rank_zero(lambda: _choose_steps(options))
     scored = [headline(score_step(step)[2]) for step in earlier]
-    model, step, results = score_step(options.step)
+    model, step, results = score_step(newest)
     scored.append(headline(results))
     scores = {name: fmean(each[name] for each in scored) for name in scored[-1]}
     if not world.is_main:
@@ -183,14 +184,10 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     print(log_line("wrote", f"{out}; as lm-eval writes it: {theirs}"))
 
 
-def _earlier_steps(options: EvaluationOptions) -> list[int]:
-    """Steps of the checkpoints that are scored besides the newest, ascending.
-
-    Raises:
-        UserError: there are too few, or --last does not go with the other flags.
-    """
+def _check_last(options: EvaluationOptions) -> None:
+    """Raises UserError: there are too few checkpoints, or --last does not go with the other flags."""
     if options.last == 1:
-        return []
+        return
     if options.follow or options.step is not None:
         other = "--follow" if options.follow else "--step"
         raise UserError(f"last: {options.last} was given with {other}; leave one of both out")
@@ -198,7 +195,26 @@ def _earlier_steps(options: EvaluationOptions) -> list[int]:
     if len(steps) < options.last:
         valid = f"it has {len(steps)} checkpoints" if steps else "give a run's folder"
         raise UserError(f"last: {options.last} is not valid for {options.model!r}; {valid}")
-    return steps[-options.last : -1]
+
+
+def _choose_steps(options: EvaluationOptions) -> tuple[int | None, list[int]]:
+    """The step to score, None of an exported folder; and those before it whose scores are averaged with it.
+    Of a run that trains, the ranks would find several.
+
+    Raises:
+        UserError: no checkpoint is whole, or too few are older than the newest that is.
+    """
+    folder = Path(options.model)
+    if options.step is not None or not is_run(folder):
+        return options.step, []
+    from pretrain.run.saved import find_checkpoint
+
+    newest = int(find_checkpoint(folder, None, print)[0].name.removeprefix("step_"))
+    earlier = [step for step in checkpoint_steps(folder) if step < newest]
+    if len(earlier) < options.last - 1:
+        valid = f"{len(earlier)} checkpoints are older than the newest whole one, of step {newest}"
+        raise UserError(f"last: {options.last} is not valid for {options.model!r}; {valid}")
+    return newest, earlier[len(earlier) - options.last + 1 :]
 
 
 def check_followed(options: EvaluationOptions) -> None:

@@ -106,7 +106,7 @@ class ForwardClock:
     """The time of this rank's forward passes, by its device's clock.
 
     The ranks wait for each other in every step, so that all of them take as long as the slowest. A forward
-    pass of a whole model (t = 1, ZeRO stage 1 or 2) waits for nobody.
+    pass of a whole model (t = c = 1, ZeRO stage 1 or 2) waits for nobody.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -97,7 +97,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 (kellerjordan.github.io/posts/muon), chosen so that small singular values grow fastest."""
 STEPS = 5
 SMALLEST_NORM = 1e-30
-"""A matrix with a smaller norm counts as zero, and stays so."""
+"""Divides a matrix whose norm is smaller, so that zero stays zero."""
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -141,9 +141,9 @@ def matrix_update(matrix: Tensor, settings: MuonConfig, head: tuple[int, int] | 
     """The update of a whole matrix, [rows, cols], whose momentum (or Nesterov's sum) is *matrix*.
 
     Args:
-        head: the dimension that heads lie along, and the width of one or of a group of them, of q, k, v and o
-            where ``muon.heads`` is not whole. The last group may be smaller; each is scaled by its own shape.
-            None for a matrix that is not divided.
+        head: the dimension that heads lie along, and the width of one or of a group of them, of q, k, v, o
+            and element gates where ``muon.heads`` is not whole. The last group may be smaller; each is scaled
+            by its own shape. None for a matrix that is not divided.
     """
     if head is None:
         return orthogonalize(matrix) * update_size(settings.scale, *matrix.shape)

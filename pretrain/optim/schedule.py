@@ -16,7 +16,7 @@ from pretrain.config.sections import ScheduleConfig, length_in_steps, phase_in_s
 
 
 class LearningRateSchedule:
-    """Factor of the peak learning rate at each step, in [minimum, 1].
+    """Factor of the peak learning rate at each step: at most 1, after the warmup at least *minimum*.
 
     Warmup rises linearly and reaches 1 at step ``warmup - 1``; the last step of the run is at ``minimum``.
 

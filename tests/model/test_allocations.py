@@ -19,7 +19,9 @@ def test_tapered_is_the_papers_cosine():
     expected = [512 + 1024 * (1 + math.cos(math.pi * layer / 5)) / 2 for layer in range(6)]
     assert widths("tapered(1024, multiple=1)", 6) == tuple(math.floor(value + 0.5) for value in expected)
     assert widths("tapered(2048)", 12)[0] == 3072 and widths("tapered(2048)", 12)[-1] == 1024
-    assert widths("late(2048)", 12) == widths("tapered(2048)", 12)[::-1]
+    # Also where errors of rounding are equal, so that either layer could have the remainder.
+    for given, layers in (("2048", 12), ("384", 4), ("2736, multiple=16", 16), ("576", 24)):
+        assert widths(f"late({given})", layers) == widths(f"tapered({given})", layers)[::-1]
 
 
 def test_middle_and_ends_are_complements():

@@ -14,6 +14,7 @@ from pretrain import convert
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.evaluation import command as evaluation
 from pretrain.evaluation.checks import GROUPS
+from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
 from tests.helpers.items import piqa_items, write, write_data_sets, write_paper_data_sets
@@ -264,6 +265,12 @@ def test_means_of_the_last_checkpoints(folders, data_dir, tmp_path, capsys):
     assert means == pytest.approx({name: (alone[0][name] + alone[1][name]) / 2 for name in means}, rel=1e-5)
     assert json.loads((tmp_path / "out.json").read_text())["earlier_steps"] == steps[:1]
     assert "of 2 checkpoints" in capsys.readouterr().out
+    # Where the newest is damaged, the one before it takes its place, and does not count twice.
+    run = tmp_path / "run"
+    shutil.copytree(folders["run"], run)
+    damage(run / f"checkpoints/step_{steps[1]:06d}/state.json", "flipped")
+    said = refusal(capsys, evaluation.main, *score(run, data_dir, tmp_path / "x.json", "--last", "2"))
+    assert f"0 checkpoints are older than the newest whole one, of step {steps[0]}" in said
 
 
 @pytest.mark.parametrize(
