@@ -50,7 +50,6 @@ PHRASES = {
 }
 ACCEPTED = {
     "benchmarks/conversion_memory.py": ["--worlds zero3"],  # a flag
-    "docs/huggingface.md": ["with its own engine"],
     "pretrain/prepare/labelled.py": ["a file of its own"],  # written into meta.json
     "pretrain/prepare/make.py": ["a source of its own"],
     # a container has the modules of a checkout, and may lack the installed command

@@ -209,7 +209,7 @@ def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[
     error of rounding, of equal ones to the widest: the reverse of a profile has the reverse widths. A layer
     whose profile is 0 stays at 0, any other has at least one multiple.
     """
-    # Errors of rounding that are equal but for that of floats are equal.
+    # Errors of rounding may differ by that of floats: those are equal.
     exact = [round(mean * part / multiple, 9) for part in profile]
     units = [max(1, math.floor(value + 0.5)) if value else 0 for value in exact]
     while missing := math.floor(len(exact) * mean / multiple + 0.5) - sum(units):

@@ -101,3 +101,8 @@ Its gradient is the same on all ranks, so each takes its own columns of it; noth
 sum_of_shares = make_differentiable(_all_reduce, _times_ranks)
 """Sum of the ranks' shares of a loss, on every rank. Its gradient is that of the sum of all ranks' results,
 so that gradients which are averaged over the ranks, as those of copies are, come out right."""
+
+
+def gather_sequence(part: Tensor, group: Any) -> Tensor:
+    """Hidden states [B, T / r, d] of all ranks, which share T -> [B, T, d]."""
+    return all_gather(part, group).transpose(0, 1).flatten(1, 2)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.collectives import all_gather, copy_to_ranks, sum_over_ranks, sum_scatter
+from model.collectives import copy_to_ranks, gather_sequence, sum_over_ranks, sum_scatter
 from model.process_grid import ProcessGrid
 
 with warnings.catch_warnings():
@@ -36,8 +36,7 @@ def enter(hidden: Tensor, grid: ProcessGrid) -> Tensor:
     """Prepare a hidden state for column-parallel layers: all of [B, T, d], gathered if it was sharded."""
     if not grid.sequence_parallel:
         return copy_to_ranks(hidden, grid.tensor_group)
-    gathered = all_gather(hidden, grid.tensor_group)  # [t, B, T/t, d]
-    return gathered.transpose(0, 1).flatten(1, 2)  # [B, T, d]
+    return gather_sequence(hidden, grid.tensor_group)
 
 
 def leave(partial: Tensor, grid: ProcessGrid) -> Tensor:

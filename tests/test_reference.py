@@ -14,10 +14,10 @@ from pretrain.utils.parsing import parse_yaml
 
 def test_every_command_has_its_help():
     page = reference.commands_page()
-    assert page.count("```text\nusage: ") == len(COMMANDS) + 7  # subcommands of study
+    assert page.count("```text\nusage: ") == len(COMMANDS) + 7 + 7  # subcommands of study and of others
     assert page.count("```text\nusage: head-schedules study") == 8
-    assert "### study report" in page
-    assert "--train_tokenizer" in page
+    assert "### study report" in page and "### prepare labelled" in page
+    assert "--train_tokenizer" in page and "--text_column" in page
 
 
 @pytest.fixture(scope="module")

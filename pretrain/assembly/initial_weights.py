@@ -180,7 +180,7 @@ def misfits(source: ModelConfig, model: ModelConfig) -> list[str]:
         same_groups = now[1] and before[1] and now[0] // now[1] == before[0] // before[1]
         if not same_groups or now[2] != before[2] or now[0] < before[0] or model.attention_gate != "none":
             described = (f"{h} heads ({kv} key/value) of width {dim}" for h, kv, dim in (now, before))
-            gate = ", and heads cannot be added beside attention_gate" * (model.attention_gate != "none")
+            gate = ", and heads cannot be added with attention_gate" * (model.attention_gate != "none")
             problems.append("heads: layer {} has {}, the weights {}{}".format(layer, *described, gate))
     return problems
 

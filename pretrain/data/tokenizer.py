@@ -95,7 +95,8 @@ class Tokenizer(ABC):
         """UTF-8 bytes of text that each token stands for, int64 [vocab_size], read-only; special tokens 0.
 
         Summed over the encoding of a text this is the text's UTF-8 length, so that loss in nats per token
-        becomes bits per byte exactly. Raises UserError for tokenizers whose tokens do not spell their text.
+        becomes bits per byte; a tokenizer that puts a space before every text has one byte more of each.
+        Raises UserError for tokenizers whose tokens do not spell their text.
         """
         if self._token_bytes is None:
             self._token_bytes = self._count_bytes()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model.attention import Attention, share
-from model.collectives import all_gather
+from model.collectives import gather_sequence
 from model.config import ModelConfig
 from model.context import all_positions, own_positions
 from model.transformer import Block, Transformer
@@ -221,7 +221,7 @@ class _Recorder:
     def _record_features(self, layer: int, hidden: Tensor) -> None:
         grid = self.network.grid
         if grid.sequence_parallel:  # each rank has a part of T
-            hidden = all_gather(hidden, grid.tensor_group).transpose(0, 1).flatten(1, 2)
+            hidden = gather_sequence(hidden, grid.tensor_group)
         if grid.context_parallel > 1:
             hidden = all_positions(hidden, grid)
         sample = normalize(hidden[:, self.probe.positions.to(hidden.device)], self.probe.config)

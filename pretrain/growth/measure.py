@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model.attention import Attention, BlockInputs, Heads, attend
-from model.collectives import all_gather
+from model.collectives import gather_sequence
 from model.config import ModelConfig
 from model.context import all_positions
 from model.context_plan import zigzag
@@ -157,7 +157,7 @@ def _output_gradient(
     and what the module was *given*."""
     output = _head_output(network, layer, given, head)
     if network.grid.sequence_parallel:
-        gradient = _gather_sequence(gradient, network)
+        gradient = gather_sequence(gradient, network.grid.tensor_group)
     return gradient.float().flatten(0, 1).T @ output.float().flatten(0, 1)
 
 
@@ -179,7 +179,7 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
     hidden, inputs = given[0], BlockInputs(*given[1:])
     attention, mask = _attention(network, layer), inputs.mask
     if network.grid.sequence_parallel:
-        hidden = _gather_sequence(hidden, network)
+        hidden = gather_sequence(hidden, network.grid.tensor_group)
     query, key, value = ((hidden @ weight.to(hidden).T)[:, :, None] for weight in head)  # [B, T, 1, d_h]
     if attention.q_norm is not None and attention.k_norm is not None:
         query, key = attention.q_norm(query), attention.k_norm(key)
@@ -196,8 +196,3 @@ def _head_output(network: Transformer, layer: int, given: tuple[Any, ...], head:
     heads = Heads(query, key, value, mask, spans=spans, rows=rows)
     output = attend(heads, attention.scale, attention.window).flatten(2)
     return output if network.config.attention_gate == "none" else output / 2  # by the gates of a new head
-
-
-def _gather_sequence(hidden: Tensor, network: Transformer) -> Tensor:
-    """[B, T / t, d] of all ranks of a tensor group -> [B, T, d]."""
-    return all_gather(hidden, network.grid.tensor_group).transpose(0, 1).flatten(1, 2)
