@@ -90,6 +90,8 @@ def main() -> None:
     model = shape.model(options.kind)
     tokens = shape.micro_batch * shape.context
     with trainer_of(model, shape.micro_batch, *flags) as one:
+        if one.session.world.device.type != "cpu":
+            raise UserError("it measures CPUs: of a GPU, the profiler's times are those of the launches")
         one.step()
         one.step()
         seconds = min(one.seconds(one.step) for _ in range(STEPS))
@@ -98,8 +100,6 @@ def main() -> None:
                 one.step()
         with Traffic(compiled=False) as traffic:
             one.step()
-        if torch.cuda.is_available():
-            raise UserError("it measures CPUs: of a GPU, the profiler's times are those of the launches")
         device, bf16 = one.session.world.device, one.session.decisions.bf16
         peak, _ = peak_flops(device, torch.bfloat16 if bf16 else torch.float32)
         rate = copy_rate(device)

@@ -43,7 +43,7 @@ if [ -n "${REHEARSE-}" ]; then
     memory=(--data_parallel 1 --stages 2 --precisions fp32 --checkpointing 0 --micro_batch 1)
     large=(--model prism-nano --micro_batch 2 --stages 2 --precisions bf16 --data_parallel 1)
 fi
-light="torch pydantic psutil numpy xxhash"
+light="torch pydantic psutil numpy xxhash yaml"
 trainer="torch deepspeed pydantic hjson einops msgpack packaging psutil tqdm docstring_parser yaml
     numpy xxhash safetensors sentencepiece"
 
@@ -100,7 +100,8 @@ parts() { # in order of value
     part machine "$light" "$python" benchmarks/machine.py --out "$out/machine.json"
     part rates "$light" "$python" benchmarks/rates.py "${rates[@]}" --out "$out/rates.json"
     # Less than half of ten minutes, also if a kernel hangs.
-    TIMEOUT=${TIMEOUT:-200} tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu
+    TIMEOUT=${TIMEOUT:-200} tests tests tests/scenarios/test_cuda_model.py tests/model/test_documents.py::test_on_a_gpu \
+        tests/model/test_kernels.py::test_torch_chooses_as_the_table_says
     part corpus "$trainer" "$python" -c "import sys; from pretrain.prepare.builtin import prepare_builtin
 print(prepare_builtin(sys.argv[1], int(sys.argv[2])))" "$data" "$vocabulary"
     # shellcheck disable=SC2086 - a list of contenders

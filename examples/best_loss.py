@@ -32,11 +32,13 @@ class BestLoss(IntervalHook):
 
     def run(self, engine: Any, state: TrainingState, row: Mapping[str, Any]) -> HookResult:
         best, loss = from_dict(Best, state.record(self.name), self.name), row["val_loss"]
-        if loss >= best.loss:
+        if not loss < best.loss:  # also one that is not a number
             return HookResult()
         state.records[self.name] = Record(to_dict(Best(loss, state.step)))
         return HookResult({"best_loss": loss}, [f"best     {loss:.4f} at step {state.step:,}"])
 
     def summarize(self, session: Session) -> list[str]:
         best = from_dict(Best, session.state.record(self.name), self.name)
-        return [f"best     validation loss {best.loss:.4f}, after step {best.step:,}"]
+        return (
+            [] if not best.step else [f"best     validation loss {best.loss:.4f}, after step {best.step:,}"]
+        )

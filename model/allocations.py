@@ -206,8 +206,8 @@ def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[
     layers × mean.
 
     Each is rounded; what is then too much or too little goes, a multiple each, to the layers with the largest
-    error of rounding, of equal ones to the widest: the reverse of a profile has the reverse widths. A layer
-    whose profile is 0 stays at 0, any other has at least one multiple.
+    error of rounding, of equal ones to the widest: a profile that falls and its reverse have the same widths.
+    A layer whose profile is 0 stays at 0, any other has at least one multiple.
     """
     # Errors of rounding may differ by that of floats: those are equal.
     exact = [round(mean * part / multiple, 9) for part in profile]

@@ -151,7 +151,7 @@ def describe_valid(error: Any) -> str:
         "tuple_type": "give a list",
         "dict_type": "give a mapping",
         "dataclass_type": "give a mapping",
-        "dataclass_exact_type": "give a mapping",
+        "dataclass_exact_type": f"give an object of {context.get('class_name')}, or use recipe()",
         "model_type": "give a mapping",
         "model_attributes_type": "give a mapping",
     }

@@ -5,6 +5,7 @@ What other programs use is here by name: ``from pretrain import recipe, train``;
 
 import importlib.util
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,11 @@ def _find_own_files() -> None:
     ``python -m`` puts the current folder first on the path: a model.py or yaml.py there would be imported.
     """
     root = Path(__file__).resolve().parents[1]
-    # While it looks for a module to run, Python calls the program "-m".
-    if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and Path(sys.path[0]).resolve() != root:
+    # While it looks for a module to run, Python calls the program "-m". One of the user's keeps its path.
+    following = pairwise([*sys.orig_argv, ""])
+    module = next((flag[2:] or name for flag, name in following if flag.startswith("-m")), "")
+    ours = sys.argv[:1] == ["-m"] and module.partition(".")[0] == "pretrain"
+    if ours and not sys.flags.safe_path and Path(sys.path[0]).resolve() != root:
         del sys.path[0]
     init = root / "model" / "__init__.py"
     if "model" not in sys.modules:

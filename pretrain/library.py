@@ -181,5 +181,7 @@ def train_to_end(
             opened.fit()
             world.print_rank_zero(*describe_closing(opened, arguments))
         finally:
-            if not process_ends:
+            if process_ends:
+                opened.close_hooks()
+            else:
                 opened.close()

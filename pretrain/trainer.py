@@ -138,12 +138,16 @@ class Trainer:
         control.end_watch()  # what follows the last save must not fail the run
         return self.engine
 
+    def close_hooks(self) -> None:
+        """End what the hooks have started. Not collective."""
+        for hook in self.hooks:
+            hook.close()
+
     def close(self) -> None:
         """Let the engine go, and end the threads that fit has left, after an error above all. Not
         collective."""
         self.store.close()
-        for hook in self.hooks:
-            hook.close()
+        self.close_hooks()
         if self.hashes is not None:
             self.hashes.close()
         if self.engine is not None:
@@ -192,7 +196,7 @@ class Trainer:
             note_changed(self.state)
             for hook in self.hooks:
                 hook.model_changed(model)
-            self.metrics.throughput.flops_per_token = model.flops_per_token()
+            self.metrics.throughput.change_model(model.flops_per_token())
             self.engine.train()
 
     def _before_step(self) -> dict[str, Any]:
@@ -322,7 +326,12 @@ class Trainer:
             )
             return
         state.seconds, state.recent = self.log.seconds, self.guard.recent()
-        tensors = {name: tensor for hook in self.hooks for name, tensor in hook.state().items()}
+        # Copies: they are written during the next steps, in which a hook may change its own.
+        tensors = {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for hook in self.hooks
+            for name, tensor in hook.state().items()
+        }
         with self.metrics.pause():
             self._finish_checkpoint()  # the one before
             self.control.heartbeat(f"saving step {state.step}")

@@ -53,6 +53,9 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
         from pretrain.growth.hook import Growth
 
         hooks.append(Growth(session))  # last: the others measure the model that the step has trained
+    for hook in hooks:
+        if not isinstance(getattr(hook, "name", None), str):
+            raise UserError(f"hooks: {type(hook).__name__} has no name; give the class a text called name")
     names = [hook.name for hook in hooks]
     for name in names:
         if names.count(name) > 1:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.errors import UserError, escape_controls, quote
+from model.heads import format_heads
 from model.initialization import initial_value
 from model.parameters import ParameterSpec, parameter_specs
 from pretrain.assembly.loading import Found
@@ -109,6 +110,8 @@ def begin_from(run: RunConfig, asked: ModelConfig, tokenizer: Tokenizer, world: 
         if run.growth.active:  # as a run of fixed heads that continues with growth
             model, _ = choose_models(asked, TrainingState(model=source.model.to_json()))
         problems = misfits(source.model, model)
+        if run.growth.active:  # the source's heads stay, and others have their width
+            problems += _list_other_widths(run, model)
         if difference := tokenizer_difference(source.tokenizer, tokenizer):
             problems.append(f"tokenizer: {difference}")
         if problems:
@@ -155,6 +158,24 @@ def describe_settings(run: RunConfig) -> str:
 
 
 # ---------------------------------------------------------------------- what fits
+
+
+def _list_other_widths(run: RunConfig, model: ModelConfig) -> list[str]:
+    """Settings of head dims that are not those of *model*."""
+    own = [model.layer_head_dim(layer) for layer in range(model.num_layers)]
+    asked = {
+        "growth.head_dim": run.growth.head_dim,
+        "architecture.head_dim": run.architecture.get("head_dim"),
+    }
+    problems = []
+    for name, given in asked.items():
+        if given is None:
+            continue
+        dims = model.replace(head_dim=[given] * len(own) if isinstance(given, int) else given).head_dim
+        if [*(dims or ())] != own:
+            widths = f"{format_heads(dims or ())}, and the weights have heads of width {format_heads(own)}"
+            problems.append(f"{name}: {widths}")
+    return problems
 
 
 def misfits(source: ModelConfig, model: ModelConfig) -> list[str]:

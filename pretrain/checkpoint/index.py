@@ -25,7 +25,10 @@ INDEX = "index.json"
 MASTERS = "fp32"
 
 HYPERPARAMETERS = ("lr", "weight_decay", "betas", "eps")
-"""What the index holds of a group, and a run continues with."""
+"""What the index holds of a group."""
+RESTORED = ("lr", "weight_decay")
+"""Of these, what holds until the next step sets it; the others are those of the run's settings, which may
+have changed."""
 
 Piece = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt]
 """A range of a parameter's elements: rank (file), number of the flat tensor, first element in it, length."""

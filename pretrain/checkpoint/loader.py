@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.parameters import ParameterSpec
-from pretrain.checkpoint.index import HYPERPARAMETERS, MASTERS, TENSORS_FOLDER, rank_file
+from pretrain.checkpoint.index import MASTERS, RESTORED, TENSORS_FOLDER, rank_file
 from pretrain.checkpoint.random_state import restore_random_state
 from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.state import explain_damage
@@ -118,7 +118,7 @@ def _restore(
         # that the checkpoint does not have keeps the run's own settings.
         saved_group = checkpoint.groups.get(flat.group["name"])
         if saved_group:
-            flat.group.update({key: saved_group.settings[key] for key in HYPERPARAMETERS})
+            flat.group.update({key: saved_group.settings[key] for key in RESTORED})
 
 
 def _step_like(adam: Any, master: Tensor, step: int) -> Any:

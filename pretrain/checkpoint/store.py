@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,9 +195,6 @@ class CheckpointStore:
         Raises:
             UserError: there are checkpoints, but none is valid.
         """
-        if self.world.is_main:  # before the others list the steps
-            with suppress(OSError):
-                self._restore_replaced()
         notes: list[str] = []
         folder = newest_valid(
             self.run_folder,
@@ -219,7 +215,7 @@ class CheckpointStore:
         if problem := self.end_pruning():
             return problem
         try:
-            self._restore_replaced()
+            self.restore_replaced()
             for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
             (partial / TENSORS_FOLDER).mkdir(parents=True)
@@ -228,9 +224,10 @@ class CheckpointStore:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None
 
-    def _restore_replaced(self) -> None:
-        """Put back the checkpoints of which a session was killed while it replaced them."""
-        for replaced in self.folder.glob(".replaced_step_*"):
+    def restore_replaced(self) -> None:
+        """Put back, on rank 0, the checkpoints of which a session was killed while it replaced them. Not
+        collective."""
+        for replaced in self.folder.glob(".replaced_step_*") if self.world.is_main else ():
             restore_folder(self.folder / replaced.name.removeprefix(".replaced_"))
 
     def _finish(self, checkpoint: _UnderWay, written: list[dict[str, Any]]) -> str | None:

@@ -81,10 +81,11 @@ def prepare_labelled(
     known = {name: number for number, name in enumerate(classes)}
     for example in task.validation:
         if example.label not in known:
+            by_hash = "validation_fraction" in task.split
+            rare = "; all examples of a rare one are held out: give --validation FILE, or another fraction"
             raise UserError(
                 f"labelled: the label {quote(example.label)} occurs in validation, and never in training; "
-                f"valid: {', '.join(classes[:20])}{suggest(example.label, classes)}. A rare label may be "
-                "held out altogether: give --validation FILE or another --validation_fraction"
+                f"valid: {', '.join(classes[:20])}{suggest(example.label, classes)}{rare * by_hash}"
             )
     digests = {name: _digest(examples) for name, examples in splits.items()}
     request = {

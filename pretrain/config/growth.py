@@ -104,6 +104,14 @@ class GrowthConfig:
         """
         return {step: parse_heads(self.schedule[step], layers, SCHEDULE) for step in sorted(self.schedule)}
 
+    def check_attention(self, model: ModelConfig) -> None:
+        """Raises UserError: a layer of *model* has no attention."""
+        if 0 in model.heads:
+            raise UserError(
+                f"growth.criterion: {self.criterion} needs attention in every layer, and layer "
+                f"{model.heads.index(0)} has none (heads 0); take a model with heads in all of them"
+            )
+
     def start_model(self, model: ModelConfig, steps: int, tensor_parallel: int = 1) -> ModelConfig:
         """*model* with ``start`` heads of ``head_dim`` in every layer.
 
@@ -119,11 +127,7 @@ class GrowthConfig:
                 f"growth.criterion: {self.criterion} is not for grouped queries, and the model has kv_heads "
                 f"{format_heads(model.kv_heads or ())}; take a model without kv_heads"
             )
-        if 0 in model.heads:
-            raise UserError(
-                f"growth.criterion: {self.criterion} needs attention in every layer, and layer "
-                f"{model.heads.index(0)} has none (heads 0); take a model with heads in all of them"
-            )
+        self.check_attention(model)
         layers, maximum = model.num_layers, self.maximum or max(model.heads)
         for name, most, least in (
             ("maximum", maximum, self.start),

@@ -355,7 +355,7 @@ class RunConfig:
                 elif excess := allocation.describe_excess(widths):
                     why = f"{text} is rounded to multiples of {allocation.multiple}"
                     if blocks and allocation.seed is not None:
-                        why += ", and in this order fewer are without effect"
+                        why += ", and how many are without effect depends on the order"
                     lines.append(f"the {len(widths)} layers' {name} {excess}: {why}")
         return lines
 

@@ -178,7 +178,7 @@ class Recipe:
         return values | chosen
 
 
-def load_recipe(name: str | None, what: str = "config") -> Recipe:
+def load_recipe(name: str | Path | None, what: str = "config") -> Recipe:
     """The recipe of that name or file; None: the default recipe.
 
     Args:
@@ -187,8 +187,9 @@ def load_recipe(name: str | None, what: str = "config") -> Recipe:
     Raises:
         UserError: there is none, or it has an unknown setting or one given twice.
     """
-    path = find_recipe(name or DEFAULT_RECIPE, what)
-    values = flatten(read_recipe(path, what), name or DEFAULT_RECIPE)
+    given = str(name or DEFAULT_RECIPE)
+    path = find_recipe(given, what)
+    values = flatten(read_recipe(path, what), given)
     return Recipe({"recipe": path.stem} | values, name is None)
 
 
@@ -231,9 +232,10 @@ def diff_settings(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]
 # ---------------------------------------------------------------------- files
 
 
-def find_ds_config(name: str) -> str:
+def find_ds_config(name: str | Path) -> str:
     """Path of a ds_config that was given as *name*: from the working directory, else from this project's
     root, else the one of that name that comes with it, such as ds_configs/zero2.json or zero2."""
+    name = str(name)
     own = DS_CONFIGS / f"{name.removeprefix('ds_configs/').removesuffix('.json')}.json"
     return next((str(path) for path in (Path(name), ROOT / name, own) if _is_file(path)), name)
 

@@ -46,7 +46,7 @@ def build_parser() -> CommandParser:
 
 def list_runs(folder: Path) -> tuple[list[Path], str | None]:
     """The runs of a folder: itself, or those of a study that have a checkpoint, in the study's order; and the
-    study's baseline, if it names one variant.
+    study's baseline, several with commas between them.
 
     Raises:
         UserError: no run has a checkpoint.
@@ -100,7 +100,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     if baseline not in known:
         raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
     for name in (name for _, name in listed if name and not options.baseline and name not in known):
-        others = f"the study compares with {name} level by level, and differences here are from {baseline}"
+        others = f"no run measured is of the study's baseline {name}, and differences are from {baseline}"
         print_lines(f"warning: {others}; --baseline NAME chooses another", file=sys.stderr)
     measured = [measure_run(run, options.data, options.sequences, options.steps) for run in folders]
     groups = by_group(measured)

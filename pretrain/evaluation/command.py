@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.declared import NonNegativeInt, PositiveInt, declared
 from model.errors import UserError
-from pretrain.checkpoint.finder import checkpoint_steps, is_run
+from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, is_run
 from pretrain.config.options import parse_options
 from pretrain.evaluation.checks import check_data_dir, check_tasks, resolve_tasks
 from pretrain.hf.model_folder import check_model
@@ -113,7 +115,14 @@ def run_evaluation(arguments: Sequence[str]) -> None:
 
     from pretrain.evaluation.follow import TIMEOUT, follow, settings_of, stop_at_signal
     from pretrain.evaluation.language_model import ZeroShotModel
-    from pretrain.evaluation.scores import drop_subtasks, headline, load_tasks, score, task_manager
+    from pretrain.evaluation.scores import (
+        check_answers,
+        drop_subtasks,
+        headline,
+        load_tasks,
+        score,
+        task_manager,
+    )
     from pretrain.hf.open_model import open_model
 
     if "SLURM_JOB_ID" in os.environ:  # of slurm/evaluate.sh, ahead of its time limit
@@ -131,6 +140,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     def score_step(step: int | None) -> tuple[ZeroShotModel, int | None, dict[str, Any]]:
         opened = open_model(options.model, step, dtype)
         length, batch_tokens = opened.context_length, options.batch_tokens
+        check_answers(loaded, length)
         model = ZeroShotModel(opened.logits, opened.tokenizer, length, world, batch_tokens)
         return model, opened.step, score(model, loaded, options.limit, shots=options.num_fewshot)
 
@@ -143,7 +153,8 @@ def run_evaluation(arguments: Sequence[str]) -> None:
             options.follow_timeout or TIMEOUT,
         )
         return
-    newest, earlier = world.on_rank_zero(lambda: _choose_steps(options))
+    holds: list[Hold] = []  # until all are scored
+    newest, earlier = world.on_rank_zero(lambda: _choose_steps(options, holds))
     scored = [headline(score_step(step)[2]) for step in earlier]
     model, step, results = score_step(newest)
     scored.append(headline(results))
@@ -197,9 +208,9 @@ def _check_last(options: EvaluationOptions) -> None:
         raise UserError(f"last: {options.last} is not valid for {options.model!r}; {valid}")
 
 
-def _choose_steps(options: EvaluationOptions) -> tuple[int | None, list[int]]:
+def _choose_steps(options: EvaluationOptions, holds: list[Hold]) -> tuple[int | None, list[int]]:
     """The step to score, None of an exported folder; and those before it whose scores are averaged with it.
-    Of a run that trains, the ranks would find several.
+    Of a run that trains, the ranks would find several. *holds* keep them from being pruned.
 
     Raises:
         UserError: no checkpoint is whole, or too few are older than the newest that is.
@@ -209,12 +220,15 @@ def _choose_steps(options: EvaluationOptions) -> tuple[int | None, list[int]]:
         return options.step, []
     from pretrain.run.saved import find_checkpoint
 
-    newest = int(find_checkpoint(folder, None, print)[0].name.removeprefix("step_"))
+    path, hold = find_checkpoint(folder, None, partial(print, file=sys.stderr))
+    newest = int(path.name.removeprefix("step_"))
     earlier = [step for step in checkpoint_steps(folder) if step < newest]
     if len(earlier) < options.last - 1:
         valid = f"{len(earlier)} checkpoints are older than the newest whole one, of step {newest}"
         raise UserError(f"last: {options.last} is not valid for {options.model!r}; {valid}")
-    return newest, earlier[len(earlier) - options.last + 1 :]
+    earlier = earlier[len(earlier) - options.last + 1 :]
+    holds += [hold, *(Hold(checkpoint_path(folder, step)) for step in earlier)]
+    return newest, earlier
 
 
 def check_followed(options: EvaluationOptions) -> None:

@@ -13,7 +13,7 @@ from model.errors import UserError
 from pretrain.checkpoint.state import TrainingState
 from pretrain.evaluation.checks import check_data_dir, resolve_tasks
 from pretrain.evaluation.language_model import ZeroShotModel
-from pretrain.evaluation.scores import headline, load_tasks, score, task_manager
+from pretrain.evaluation.scores import check_answers, headline, load_tasks, score, task_manager
 from pretrain.run.hooks import HookResult, IntervalHook
 from pretrain.run.session import Session
 from pretrain.utils.format import log_line
@@ -39,6 +39,7 @@ class EvaluationHook(IntervalHook):
         try:
             names = resolve_tasks(tasks.split(","), manager.all_tasks)
             self._tasks = load_tasks(names, manager, check_data_dir(self._settings.data_dir))
+            check_answers(self._tasks, session.model_config.context_length)
         except UserError as error:
             problem = f"evaluation.{error}"  # "tasks: …" or "data_dir: …", which are fields there
         problem = session.world.first_problem(problem)

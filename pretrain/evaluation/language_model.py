@@ -66,6 +66,25 @@ class Writing:
         self.done = ended or bool(found) or len(self.tokens) - self.begins >= self.most
 
 
+def check_answer(of: str, wanted: dict[str, Any], max_length: int) -> int:
+    """The most tokens of an answer, as a task's generation_kwargs say.
+
+    Args:
+        of: whose answer, for the message.
+
+    Raises:
+        UserError: they leave no room for the text before it; lm-eval's own models raise an AssertionError.
+    """
+    most = int(next((wanted[name] for name in ANSWER_LENGTH if wanted.get(name)), DEFAULT_WRITTEN))
+    if most >= max_length:
+        raise UserError(
+            f"tasks: {of} answer of up to {most:,} tokens leaves no room for its text in the context of "
+            f"{max_length:,}; set max_gen_toks in the task's YAML, leave the task out, or give a model with "
+            "a longer context"
+        )
+    return most
+
+
 class ZeroShotModel(TemplateLM):
     """A model that lm-eval can score.
 
@@ -162,13 +181,7 @@ class ZeroShotModel(TemplateLM):
     def _prepare_writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
         """A request as lm-eval's models read it: the context is cut on the left where it leaves no room."""
         until = wanted.get("until") or []
-        most = int(next((wanted[name] for name in ANSWER_LENGTH if wanted.get(name)), DEFAULT_WRITTEN))
-        if most >= self.max_length:  # lm-eval's own models raise an AssertionError
-            raise UserError(
-                f"tasks: an answer of up to {most:,} tokens leaves no room for its text in the context of "
-                f"{self.max_length:,}; set max_gen_toks in the task's YAML, leave the task out, or give a "
-                "model with a longer context"
-            )
+        most = check_answer("an", wanted, self.max_length)
         tokens = self.tok_encode(context) or [self.eot_token_id]
         self.truncated += len(tokens) > self.max_length - most
         kept = tokens[-(self.max_length - most) :]

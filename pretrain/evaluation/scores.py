@@ -25,6 +25,7 @@ from lm_eval.tasks import TaskManager
 from model.errors import UserError, quote
 from pretrain.evaluation.checks import GROUPS, SUFFIXES, find_library_folders, is_group_file
 from pretrain.evaluation.data_sets import use_data_sets
+from pretrain.evaluation.language_model import check_answer
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -118,6 +119,17 @@ def load_tasks(tasks: Sequence[str], manager: TaskManager, data_dir: Path | None
                 "scored by likelihood or by text, such as the group papers"
             )
     return loaded
+
+
+def check_answers(loaded: Any, max_length: int) -> None:
+    """Reject tasks whose answers leave no room for the text in a context of *max_length*.
+
+    Raises:
+        UserError: it names the task.
+    """
+    for name, task in loaded["tasks"].items():
+        if getattr(task, "OUTPUT_TYPE", None) == "generate_until":
+            check_answer(f"{name}: an", task.get_config("generation_kwargs") or {}, max_length)
 
 
 def score(

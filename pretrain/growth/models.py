@@ -23,8 +23,10 @@ def may_change_heads(run: RunConfig) -> bool:
     if run.growth.active:
         return True
     steps = checkpoint_steps(run.folder)
+    if not steps:  # a mirror may hold a run that has grown
+        return run.checkpoint.mirror is not None
     try:
-        return bool(steps) and bool(read_state(checkpoint_path(run.folder, steps[-1])).record(NAME))
+        return bool(read_state(checkpoint_path(run.folder, steps[-1])).record(NAME))
     except UserError:
         return False  # damaged: reported when checkpoints are verified
 
@@ -61,6 +63,8 @@ def continue_model(
     if not (run.growth.active or saved.record(NAME)):
         return asked, asked
     models = choose_models(asked, saved)
+    if run.growth.active:
+        run.growth.check_attention(models[1])
     check_kept_heads(run, saved, models[1])
     return models
 

@@ -301,11 +301,15 @@ def _check_row(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def encode(value: Any) -> Any:
-    """*value* with the words of NON_FINITE in place of numbers that JSON has no word for, at any depth."""
+    """*value* with the words of NON_FINITE in place of numbers that JSON has no word for, and with numbers in
+    place of NumPy's and of truth values, at any depth."""
+    value = to_plain_value(value)
     if isinstance(value, dict):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
+    if isinstance(value, bool):
+        return int(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

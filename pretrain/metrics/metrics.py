@@ -187,6 +187,11 @@ class Throughput:
         # The state after each of the last steps: (training seconds, tokens).
         self._steps: deque[tuple[float, int]] = deque(maxlen=window + 1)
 
+    def change_model(self, flops_per_token: float) -> None:
+        """Continue with a model of other FLOPs per token: what was counted before says nothing of it."""
+        self.flops_per_token = flops_per_token
+        self._steps.clear()
+
     @property
     def seconds(self) -> float:
         """Seconds of training since construction, without the pauses."""

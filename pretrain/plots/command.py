@@ -116,7 +116,8 @@ def _thin(tokens: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
     if len(values) <= MOST_POINTS:
         return tokens, values
     stretches = np.array_split(np.arange(len(values)), MOST_POINTS // 2)
-    extremes = [(part[values[part].argmin()], part[values[part].argmax()]) for part in stretches]
+    low, high = (np.where(np.isnan(values), end, values) for end in (np.inf, -np.inf))
+    extremes = [(part[low[part].argmin()], part[high[part].argmax()]) for part in stretches]
     drawn = np.unique([0, *np.ravel(extremes), len(values) - 1])
     return tokens[drawn], values[drawn]
 

@@ -51,6 +51,14 @@ class Profiler(Hook):
             self.running.start()
         return HookResult()
 
+    def close(self) -> None:
+        """End a trace that was cut off; nothing is written."""
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+            if self.cuda:
+                torch.cuda.memory._record_memory_history(enabled=None)
+
     def is_due(self, step: int) -> bool:
         """At the last traced step."""
         return step == self.last

@@ -30,7 +30,7 @@ T = TypeVar("T")
 Attention = Literal["blocks", "torch"]
 
 # Work of a rank, in FLOPs, from which a run on a CPU is compiled: about two minutes of two cores. Compiling
-# takes 10 to 30 s; it saves a third of a small model's step and a seventh of a larger one's
+# takes 10 to 30 s; it saves a third of a small model's step and a tenth of a larger one's
 # (docs/performance.md).
 CPU_FLOPS = 5e12
 BLOCKS_CONTEXT = 512
@@ -220,8 +220,8 @@ def _compile(
         return Decision(True, f"ZeRO stage {stage} on a GPU")
     flops = run.steps * run.global_batch_tokens * model.flops_per_token() / facts.ranks
     if flops < CPU_FLOPS:
-        return Decision(False, f"{flops:.1e} FLOPs of a rank on a CPU are too few to gain by it")
-    return Decision(True, f"{flops:.1e} FLOPs of a rank on a CPU")
+        return Decision(False, f"{flops:.1e} FLOPs on a CPU are too few to gain by it")
+    return Decision(True, f"{flops:.1e} FLOPs on a CPU")
 
 
 def _fused(run: RunConfig, stage: int, compiled: bool, saved: TrainingState, facts: Facts) -> Decision[Fused]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,8 +69,8 @@ class Hook:
         return HookResult()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that checkpoints must hold, by names that are unique among all hooks; equal on all
-        ranks."""
+        """Tensors that checkpoints must hold, by names that are unique among all hooks; equal on all ranks.
+        They may be of any dtype, and are copied."""
         return {}
 
     def model_changed(self, model: ModelConfig) -> None:
@@ -132,32 +131,20 @@ def load_hooks(names: Sequence[str]) -> list[type[Hook]]:
         UserError: a module that is not there or fails, a name that it lacks, a class that is no Hook.
     """
     found = []
-    with _importing_from_here():
-        for name in names:
-            module_name, _, class_name = name.partition(":")
-            try:
-                module = importlib.import_module(module_name)
-            except Exception as error:
-                reason = str(error).split("\n")[0] or "no reason given"
-                raise UserError(
-                    f"hooks: {quote(name)}: {module_name} cannot be imported ({type(error).__name__}: "
-                    f"{reason})"
-                ) from error
-            kind = getattr(module, class_name, None)
-            if not (isinstance(kind, type) and issubclass(kind, Hook)):
-                what = "is no class of pretrain.run.hooks.Hook" if kind else "does not exist"
-                raise UserError(
-                    f"hooks: {quote(name)}: {class_name} {what}{suggest(class_name, vars(module))}"
-                )
-            found.append(kind)
+    if names and (here := str(Path.cwd())) not in sys.path:  # also for what a hook imports later
+        sys.path.append(here)
+    for name in names:
+        module_name, _, class_name = name.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            reason = str(error).split("\n")[0] or "no reason given"
+            raise UserError(
+                f"hooks: {quote(name)}: {module_name} cannot be imported ({type(error).__name__}: {reason})"
+            ) from error
+        kind = getattr(module, class_name, None)
+        if not (isinstance(kind, type) and issubclass(kind, Hook)):
+            what = "is no class of pretrain.run.hooks.Hook" if kind else "does not exist"
+            raise UserError(f"hooks: {quote(name)}: {class_name} {what}{suggest(class_name, vars(module))}")
+        found.append(kind)
     return found
-
-
-@contextlib.contextmanager
-def _importing_from_here() -> Iterator[None]:
-    before = [*sys.path]
-    sys.path.append("")
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -56,18 +56,19 @@ def preserve_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_interpreter() -> Iterator[None]:
-    """Put back at the end of the block: warning filters, sys.excepthook, log levels, and the generators of
-    Python and numpy."""
+    """Put back at the end of the block: warning filters, sys.excepthook, sys.path, log levels, and the
+    generators of Python and numpy."""
     import numpy as np
 
-    hook, python, numpy = sys.excepthook, random.getstate(), np.random.get_state()
+    hook, path = sys.excepthook, [*sys.path]
+    python, numpy = random.getstate(), np.random.get_state()
     known = [log for log in logging.root.manager.loggerDict.values() if isinstance(log, logging.Logger)]
     levels = [(log, log.level) for log in (logging.root, *known)]
     try:
         with warnings.catch_warnings():
             yield
     finally:
-        sys.excepthook = hook
+        sys.excepthook, sys.path[:] = hook, path
         random.setstate(python)
         np.random.set_state(numpy)
         for log, level in levels:

@@ -62,6 +62,7 @@ class SavedRun:
                 not the one the model was trained with.
         """
         path, hold = find_checkpoint(Path(folder), step, report)
+        path = path.absolute()  # it is read later, wherever the program is then
         checkpoint = UnshardedCheckpoint.open(path)
         model = ModelConfig.from_json(checkpoint.state.model)
         path = path / "tokenizer"

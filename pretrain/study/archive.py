@@ -110,8 +110,9 @@ def write_archive(study: Study, path: Path) -> None:
     finished = {run.planned.name for run in results if run.state == "finished"}
     if not finished:
         raise UserError(f"study: no run of {study.folder} is finished; {study.command('run')}")
-    lost = [run.planned.name for run in everything[len(study.runs) :] if run.state == "missing"]
-    if lost and not study.untuned:
+    tuned = tuple(f"{study.variants[name].folder}@" for name in study.tuned)
+    pilots = [run.planned.name for run in everything[len(study.runs) :] if run.state == "missing"]
+    if lost := [name for name in pilots if name.startswith(tuned)]:
         valid = "of a study that continues a recorded one, give the recorded file"
         raise UserError(
             f"study: {study.folder} lacks pilots by which it was tuned, {shorten_names(lost)}; {valid}"

@@ -41,9 +41,9 @@ class Study(planned.Study):
     def plan(self) -> pd.DataFrame:
         """A row for each run: variant, its level of each factor, seed, steps and FLOPs."""
         rows = [
-            {"run": each.name, "variant": each.variant}
+            {"run": each.name, "variant": ""}
             | dict(zip(self.levels, each.definition.levels, strict=True))
-            | {"seed": each.seed, "steps": each.run.steps, "flops": each.flops}
+            | {"variant": each.variant, "seed": each.seed, "steps": each.run.steps, "flops": each.flops}
             for each in self.runs
         ]
         return pd.DataFrame(rows).set_index("run")
@@ -62,4 +62,5 @@ class Study(planned.Study):
                 results = summary.values.get(seed, math.nan), summary.differences.get(seed, math.nan)
                 rows[run.planned.name] = run.state, *results
         columns = ["state", view.measure, "difference"]
-        return self.plan().join(pd.DataFrame.from_dict(rows, "index", columns=columns))
+        found = pd.DataFrame.from_dict(rows, "index", columns=columns)
+        return self.plan().drop(columns=columns, errors="ignore").join(found)

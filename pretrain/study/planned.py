@@ -171,6 +171,8 @@ class Study:
     """What pilots chose among the values that the file has now, by the variant's full name."""
     source: str = ""
     """The name or the file that it was read from, to be copied into commands."""
+    pilots: bool = False
+    """Whether its runs are pilots, of which several may be equal."""
     recorded: Any = None
     """What the archive that it was read from has of it (archive.Recorded)."""
     pilots_of: Study | None = None

@@ -115,7 +115,7 @@ def parse_study(
             valid = f"in this study {SEEN[design.strength]}; take method grid or more runs"
             refuse(f"contrasts.{contrast.name}", contrast.formula, valid)
     study = Study(
-        name, out, file, variants, runs, levels, contrasts, format_yaml(keys), design, tuned, source
+        name, out, file, variants, runs, levels, contrasts, format_yaml(keys), design, tuned, source, pilots
     )
     if study.tried and not file.pilot_seeds:
         raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
@@ -167,9 +167,9 @@ def list_parts(study: Study) -> list[Study]:
 
 def reread(study: Study) -> Study:
     """The study with what pilots have chosen since it was read."""
-    tuned = {**study.tuned, **read_tuned(study.folder)}
-    found = parse_study(study.text, study.name, study.folder, source=study.source, tuned=tuned)
-    return replace(found, recorded=study.recorded)
+    tuned = read_tuned(study.folder) | dict(study.tuned)
+    given: dict[str, Any] = {"source": study.source, "tuned": tuned, "pilots": study.pilots}
+    return replace(parse_study(study.text, study.name, study.folder, **given), recorded=study.recorded)
 
 
 # ---------------------------------------------------------------------- the file

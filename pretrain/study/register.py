@@ -18,7 +18,7 @@ FILE_NAME = "registered.json"
 
 @declared()
 class Registered:
-    """A record that is written once."""
+    """A record that does not change once it is made."""
 
     date: str
     """UTC, as 2026-11-27 13:05."""
@@ -35,9 +35,11 @@ def expectations(study: Study) -> dict[str, Any]:
 
 
 def register(study: Study) -> None:
-    """Record what the study expects in its folder, as its archive has it, unless an earlier run has."""
+    """Record what the study expects in its folder; what an earlier run or the archive has recorded stays."""
     if (made := read_registered(study)) is None:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8")
+        # Where it is installed as a wheel, git would find another repository around it.
+        git = ["git", f"--git-dir={ROOT / '.git'}", "rev-parse", "HEAD"]
+        done = subprocess.run(git, capture_output=True, encoding="utf-8")
         commit = done.stdout.strip() if done.returncode == 0 else None
         made = Registered(time.strftime("%Y-%m-%d %H:%M", time.gmtime()), commit, expectations(study))
     text = json.dumps(to_dict(made), indent=1, ensure_ascii=False) + "\n"
@@ -47,7 +49,7 @@ def register(study: Study) -> None:
 def read_registered(study: Study) -> Registered | None:
     """The record of the study's folder or archive; None before the first run."""
     path = study.folder / FILE_NAME
-    if study.recorded is not None and study.recorded.archive.registered is not None:
+    if study.recorded is not None and study.recorded.archive.registered is not None and not study.pilots_of:
         return cast(Registered, study.recorded.archive.registered)
     return from_dict(Registered, read_json(path, "study"), f"study: {path}") if path.exists() else None
 

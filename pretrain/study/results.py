@@ -224,5 +224,8 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
             for key, (now, made) in differing.items()
             if key.split(".")[0] not in NOT_THE_RUN
         ]:
+            if planned.variant in study.untuned:  # it was, before tune or pilot_seeds changed
+                valid = f"not tuned for the values that the file has now; {study.command('run')}"
+                raise UserError(f"study: {planned.variant}: {valid}")
             valid = f"give the folder {study.folder} for those, or another out"
             raise UserError(f"study: {planned.folder} was made with {', '.join(listed[:4])}; {valid}")

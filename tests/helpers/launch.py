@@ -198,11 +198,3 @@ def launch(args: Sequence[str], world_size: int = 1, *, timeout: float = 300, **
     """Run a script to its end, with the arguments of ``start``. Fails after *timeout* seconds."""
     with start(args, world_size, **options) as running:
         return running.wait(timeout)
-
-
-def assert_refused(finished: Finished, message: str) -> None:
-    """Exit code 2 and a one-line error, without a traceback."""
-    lines = [line for line in finished.output.splitlines() if line.startswith("error: ")]
-    assert finished.returncode == 2, finished.output
-    assert len(lines) == 1 and message in lines[0]
-    assert "Traceback" not in finished.output

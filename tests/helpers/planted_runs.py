@@ -39,7 +39,7 @@ def planted_rows(
 
     Args:
         final: validation loss of the last row, in nats; three times as much as in bits per byte.
-        take_last: more values of the last row.
+        at_the_end: more values of the last row.
     """
     run = planned.run
     rows = []

@@ -1,7 +1,7 @@
 """Stands in for pretrain/main.py in tests of scheduling: leaves a run's files, a step at a time, and learns
 nothing.
 
-    python stand_in_run.py FOLDER STEPS [--fail STEP] [--seconds PER_STEP] [--minutes-limit STEPS]
+    python stand_in_run.py FOLDER STEPS [--fail STEP] [--seconds PER_STEP] [--pause STEP]
 
 It continues where its metrics end, and ends with 75 when it is asked to stop, as a run does.
 """

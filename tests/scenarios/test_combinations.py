@@ -1,4 +1,4 @@
-"""Settings in combination: every pair of levels of some 35 settings trains, stops, resumes bit-identically,
+"""Settings in combination: every pair of levels of some 40 settings trains, stops, resumes bit-identically,
 is converted, generates and is scored, or is rejected with the message that combined_settings.py declares.
 
     FUZZ_EXAMPLES=60 FUZZ_SEED=1 pytest -m slow -n 2 --dist load tests/scenarios/test_combinations.py

@@ -24,7 +24,7 @@ def test_an_unknown_part_is_told_with_the_list(tmp_path, rehearsal):
     finished = gpu_sh(tmp_path, "--only", "speed", REHEARSE=rehearsal)
     assert finished.returncode == 2
     shape = "rehearsal" if rehearsal else "124m"
-    assert finished.stderr.startswith("error: --only: speed is not valid; valid: machine tests corpus ")
+    assert finished.stderr.startswith("error: --only: speed is not valid; valid: machine rates tests corpus ")
     assert f" speed-{shape} schedules-{shape} " in finished.stderr and finished.stderr.count("\n") == 1
 
 

@@ -127,6 +127,9 @@ class BuiltinCorpus(PlainFiles):
             )
         super().__init__("builtin", files, max_document_bytes)
 
+    def settings(self) -> str:
+        return "" if self.max_document_bytes == MAX_DOCUMENT_BYTES else str(self.max_document_bytes)
+
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "python": platform.python_version()}
 

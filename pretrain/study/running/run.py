@@ -134,7 +134,7 @@ def _check_for_jobs(study: Study) -> None:
     """Reject a study whose recipes and data are not found from where jobs look for them."""
     try:
         with contextlib.chdir(ROOT):
-            check_runs(parse_study(study.text, study.name, study.folder, pilots=study.pilots_of is not None))
+            check_runs(parse_study(study.text, study.name, study.folder, pilots=study.pilots))
     except UserError as error:
         raise UserError(f"{error} (jobs look for it from {ROOT}; give an absolute path)") from None
 

@@ -84,7 +84,10 @@ def run_of_task(study: Study, number: str) -> PlannedRun:
 
 
 def script_ranks() -> int:
-    """Tasks on a node that the script asks for."""
+    """Tasks on a node that the script asks for. Raises UserError without the script."""
+    if not (ROOT / SCRIPT).is_file():
+        valid = "install the project from a checkout, with pip install -e ."
+        raise UserError(f"slurm: {ROOT / SCRIPT} does not exist; {valid}")
     found = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", (ROOT / SCRIPT).read_text("utf-8"), re.MULTILINE)
     return int(found[1]) if found else 1
 

@@ -123,6 +123,15 @@ def test_growth_begins_with_the_heads_of_the_weights(source, small_folder, tmp_p
     torch.testing.assert_close(weights(run.folder)[name][:48], weights(source)[name], atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("given", ["--growth.head_dim 8", "--architecture.head_dim 8x4"])
+def test_growth_keeps_the_width_of_the_heads_of_the_weights(source, small_folder, tmp_path, given):
+    arguments = f"--init_from {source} --data {small_folder} --runs_dir {tmp_path} --growth.criterion random"
+    run = parse_command_line(shlex.split(f"--config micro {arguments} {OTHER} {given}")).run
+    said = run_distributed(session, 1, run, 1, timeout=300)[0][1]
+    name = given.split()[0].removeprefix("--")
+    assert said is not None and f"{name}: 8x4, and the weights have heads of width " in said
+
+
 def test_what_does_not_fit_is_named(source):
     model = open_source(str(source)).model
     assert (

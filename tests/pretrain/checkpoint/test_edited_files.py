@@ -187,6 +187,8 @@ def test_features_that_make_no_sense(tmp_path):
     path.write_bytes(b"\xff" * 40)
     with pytest.raises(UserError, match=f"{path} does not hold"):
         read_features(tmp_path)
-    save_file({"a": torch.zeros(2, dtype=torch.int8)}, path)
-    with pytest.raises(UserError, match=r"a is torch\.int8"):
+    save_file({"growth/a": torch.zeros(2, dtype=torch.int8)}, path)
+    with pytest.raises(UserError, match=r"growth/a is torch\.int8"):
         read_features(tmp_path)
+    save_file({"mine": torch.arange(2)}, path)  # of a hook that counts
+    assert read_features(tmp_path)["mine"].dtype == torch.int64

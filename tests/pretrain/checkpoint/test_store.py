@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -12,10 +13,13 @@ import pytest
 import torch
 
 from model.errors import UserError
+from pretrain.assembly.loading import find_newest
 from pretrain.checkpoint import store as module
+from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.checkpoint.writer import RankWriter
+from pretrain.config.run_config import RunConfig
 from pretrain.config.sections import CheckpointConfig
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
@@ -99,6 +103,16 @@ def test_falls_back_to_the_previous_valid_one(small_folder, tmp_path):
     assert "contents that were written" in notes[0] and "continuing from step_000004" in notes[0]
     assert [row["step"] for row in curve(run.folder)] == list(range(1, 10))
     assert "steps changed: 8 -> 9" in notes
+
+
+def test_the_optimizers_settings_are_those_of_the_session(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path, "--steps", "4")
+    run_distributed(session, 1, run, timeout=120)
+    changed = replace(run.optimizer, betas=(0.5, 0.6), eps=1e-3)
+    notes, error = run_distributed(session, 1, run, timeout=120, steps=8, optimizer=changed)[0]
+    assert error is None and "optimizer.betas changed: [0.9, 0.95] -> [0.5, 0.6]" in notes
+    index = json.loads((run.folder / "checkpoints/step_000008" / TENSORS_FOLDER / INDEX).read_text())
+    assert [(group["betas"], group["eps"]) for group in index["groups"].values()] == [([0.5, 0.6], 1e-3)] * 2
 
 
 def test_no_valid_checkpoint_is_refused(small_folder, tmp_path):
@@ -193,8 +207,9 @@ def test_a_checkpoint_whose_replacement_was_cut_is_found(tmp_path):
     aside = tmp_path / "checkpoints/.replaced_step_000004"
     aside.mkdir(parents=True)
     store = CheckpointStore(tmp_path, CheckpointConfig(), alone())
+    run = RunConfig(name=tmp_path.name, runs_dir=str(tmp_path.parent))
     with pytest.raises(UserError, match="checkpoint step_000004 is damaged"):  # found, and looked at
-        store.newest_valid()
+        find_newest(run, store)
     assert store.steps() == [4] and not aside.exists()
 
 

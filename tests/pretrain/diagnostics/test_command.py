@@ -88,14 +88,14 @@ def test_a_folder_of_a_study_stands_for_its_runs(runs, tmp_path, capsys):
     assert "warning: 1 of the study's 5 runs have no checkpoint" in printed.err
     assert "rule (seeds: 2, step 6)" in printed.out and "control (seeds: 2, step 6)" in printed.out
     assert list(json.loads((tmp_path / "diagnostics.json").read_text())) == names[:4]
-    assert "level by level" not in printed.err
+    assert "the study's baseline" not in printed.err
     # A study with factors has a baseline at each level, and none of that name.
     (study / "study.yaml").write_text("baseline: [plain, large.flat]\n")
     try:
         assert main([str(study), "--sequences", "2", "--out", str(tmp_path)]) == 0
     finally:
         (study / "study.yaml").unlink()
-    said = "the study compares with plain, large.flat level by level, and differences here are from rule"
+    said = "no run measured is of the study's baseline plain, large.flat, and differences are from rule"
     assert said in capsys.readouterr().err
 
 

@@ -23,7 +23,7 @@ from pretrain.evaluation import scores as scoring
 from pretrain.evaluation.checks import resolve_tasks
 from pretrain.evaluation.data_sets import use_data_sets
 from pretrain.evaluation.language_model import ZeroShotModel
-from pretrain.evaluation.scores import headline, load_tasks, score, task_manager
+from pretrain.evaluation.scores import check_answers, headline, load_tasks, score, task_manager
 from pretrain.runtime.world import World, start_world
 
 TASK = """
@@ -206,6 +206,9 @@ def test_a_task_that_is_scored_by_what_is_written(own, small):
     model = ZeroShotModel(lambda tokens: rows[tokens], small.tokenizer, 512, alone())
     names = resolve_tasks([str(folder / "written.yaml")], ())
     loaded = load_tasks(names, task_manager(names[0], str(folder)), data)
+    check_answers(loaded, 5)
+    with refused("tasks: written: an answer of up to 4 tokens leaves no room", "context of 4"):
+        check_answers(loaded, 4)
     results = score(model, loaded, limit=3)
     assert results["n-samples"]["written"]["effective"] == 3
     assert results["results"]["written"]["exact_match,none"] == 0.0

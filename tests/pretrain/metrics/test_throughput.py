@@ -32,4 +32,10 @@ def test_throughput_leaves_out_the_first_step_and_pauses() -> None:
         clock.now += 2
         meter.add(100)
     assert meter.rates()["tokens_per_second"] == 50
+    meter.change_model(20.0)  # of the new model nothing is known yet
+    assert meter.rates() == {}
+    for _ in range(2):
+        clock.now += 1
+        meter.add(100)
+    assert meter.rates() == {"tokens_per_second": 100.0, "mfu": 0.5}
     assert "mfu" not in Throughput(clock=clock).rates()

@@ -1,13 +1,16 @@
 """Hooks of a user's own: by --hooks and by train(hooks=…); what they are given; what is no hook."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from model.errors import UserError
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.checkpoint.manifest import verify
+from pretrain.checkpoint.state import read_features
 from pretrain.config.command_line import parse_command_line
 from pretrain.metrics.file import read_metrics
 from pretrain.run.hooks import Hook, load_hooks
@@ -38,12 +41,44 @@ class Alike(Notes):
     name = "validation"
 
 
+class Counting(Hook):
+    """Counts in a tensor of its own, in place."""
+
+    name = "counting"
+
+    def __init__(self, session):
+        self.count = torch.zeros(2, 3, dtype=torch.int64)
+
+    def before_step(self, engine, state):
+        self.count += 1
+        return super().before_step(engine, state)
+
+    def state(self):
+        return {"counting/count": self.count.t()}
+
+    def restore(self, tensors):
+        NOTED.append((0, {"restored": tensors["counting/count"].tolist()}))
+        self.count = tensors["counting/count"].t()
+
+
 def noted(run, hooks=(), close=False):
     opened = build(run, 1, hooks)
     fit(opened)
     if close:
         opened.trainer.close()
     return NOTED
+
+
+def test_what_a_hook_keeps_is_that_of_the_checkpoints_step(small_folder, tmp_path):
+    """Whole numbers, laid out in any way, and changed while the checkpoint is written."""
+    settings = ("--steps 6", "--checkpoint.every 2", "--hooks tests.pretrain.run.test_hooks:Counting")
+    run = nano_run(small_folder, tmp_path, *settings)
+    run_distributed(noted, 1, run)
+    for step in (4, 6):
+        kept = read_features(run.folder / f"checkpoints/step_{step:06d}")["counting/count"]
+        assert kept.shape == (3, 2) and kept.dtype == torch.int64 and kept.eq(step).all()
+    found = run_distributed(noted, 1, replace(run, steps=8))[0]
+    assert (0, {"restored": [[6, 6]] * 3}) in found
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

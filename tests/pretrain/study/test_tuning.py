@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import yaml
 
 from pretrain.study.command import dispatch
 from pretrain.study.notebook import Study
-from pretrain.study.planning import build_pilot, parse_study
-from pretrain.study.results import load_study
+from pretrain.study.planning import build_pilot, parse_study, reread
+from pretrain.study.results import load_results, load_study
 from pretrain.study.running import run
 from pretrain.study.running.scheduler import Scheduler, write_study
 from pretrain.study.settings import label
@@ -114,6 +115,10 @@ def test_what_is_chosen_is_in_place(tmp_path):
     ):
         stale = study(tmp_path, **changed)
         assert "plain" in stale.untuned and "plain" not in stale.tuned
+        plant(result(after.runs[0], [{"step": 80, "tokens": 1, "val_loss": 4.0}]))  # at the value chosen then
+        with refused("study: plain: not tuned for the values that the file has now; head-schedules study"):
+            load_results(stale)
+        shutil.rmtree(after.runs[0].folder)
         assert stale.variants["plain"].run.optimizer.learning_rate == 4e-3  # the recipe's
     runs = {planned.variant: planned.run for planned in after.runs}
     assert runs["plain"].optimizer.learning_rate == 2e-3
@@ -165,7 +170,9 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     assert loaded.results().state.eq("missing").all()
     write_study(pilot)
     opened = load_study(folder / "pilot")
-    assert len(opened.runs) == 18 and pilot.command("list") == before.command("list")
+    assert len(opened.runs) == len(reread(opened).runs) == 18 and pilot.command("list") == before.command(
+        "list"
+    )
     (folder / "pilot" / pilot.runs[0].name / "config.yaml").write_text(
         replace(pilot.runs[0].run, steps=90).to_yaml(), encoding="utf-8"
     )
