@@ -17,9 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from model.allocations import MOST_LAYERS, MULTIPLE, PROFILES, parse_allocation
+from model.allocations import LARGEST_SIZE, MOST_LAYERS, MULTIPLE, PROFILES, parse_allocation
 from model.config import ModelConfig
-from model.errors import UserError, naming
+from model.errors import UserError, naming, quote
 from model.heads import draw_heads, format_heads, parse_heads
 from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser
@@ -102,8 +102,9 @@ def run_exchange(arguments: list[str]) -> None:
     add("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
     add("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
     options = parser.parse_args(arguments)
-    if options.micro_batch < 1:
-        raise UserError(f"micro_batch: {options.micro_batch} is not valid; give a positive number")
+    if not 0 < options.micro_batch <= LARGEST_SIZE:
+        valid = f"give a positive number of at most {LARGEST_SIZE:,}"
+        raise UserError(f"micro_batch: {quote(options.micro_batch)} is not valid; {valid}")
     config = _load_model(options, "heads")
     print(
         plan_table(plan_tensor_parallel(config, options.tensor_parallel, options.micro_batch, options.dtype))

@@ -267,8 +267,21 @@ def commands(run_flags: list[str]) -> list[Command]:
             "exchange",
             "pretrain.presets",
             "exchange --model prism-nano --tensor_parallel 2",
-            "exchange --model --tensor_parallel",
+            "exchange --model --tensor_parallel --heads --micro_batch",
             "model.json",
+        ),
+        make_command(
+            "context",
+            "pretrain.presets",
+            "context --model prism-nano --context_parallel 2",
+            "context --model --context_parallel --heads --context_length",
+            "model.json",
+        ),
+        make_command(
+            "allocations",
+            "pretrain.presets",
+            "allocations tapered(128) --mean 128 --layers 4",
+            "tapered(128) --mean --layers --multiple --plot",
         ),
         make_command(
             "prepare",

@@ -250,7 +250,7 @@ def test_texts_longer_than_the_context_are_cut_and_counted(small_folder, data_di
     run = trained(small_folder, tmp_path / "runs", "short", *more, ranks=1, stage=1).folder
     arguments = [str(run), "--tasks", "arc_easy", "--data_dir", str(data_dir)]
     assert evaluation.main(arguments) == 0
-    assert "longer than the context of 16" in capsys.readouterr().out
+    assert "did not fit the context of 16 with their answers" in capsys.readouterr().out
 
 
 @pytest.mark.slow
