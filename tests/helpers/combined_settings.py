@@ -101,6 +101,7 @@ INFEASIBLE: list[tuple[Configuration, str]] = [
     ({"classification": "true", "validation.data": "other"}, "^validation.data: .* does not go with --task"),
     ({"stage": "3", "compile": "true"}, "^compile: true is not valid at ZeRO stage 3"),
     ({"stage": "3", "fused": "all"}, "^fused: all is not valid at ZeRO stage 3"),
+    ({"attention": "blocks", "document_mask": "true"}, "^attention: blocks does not go with document_mask"),
 ]
 
 
