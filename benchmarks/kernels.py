@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,21 +128,22 @@ def time_lm_head(options: argparse.Namespace) -> list[dict[str, Any]]:
         torch._dynamo.config.recompile_limit = 64  # two graphs for each size of chunks
         steps["compiled "] = torch.compile(lm_head_loss.loss_and_residual, dynamic=False)
 
+    @contextmanager
+    def cut(power: int, tokens: int) -> Iterator[None]:
+        with (
+            mock.patch.dict(lm_head_loss.CHUNK_ELEMENTS, {device: 2**power}),
+            mock.patch.dict(lm_head_loss.PRODUCT_TOKENS, {device: tokens}),
+        ):
+            yield
+
     def fused(
         power: int, tokens: int, step: lm_head_loss.Step | None, add: Any = lm_head_loss.add_product
     ) -> Tensor:
-        with (
-            mock.patch.dict(lm_head_loss.CHUNK_ELEMENTS, {device: 2**power}),
-            mock.patch.dict(lm_head_loss.PRODUCT_TOKENS, {device: tokens}),
-            mock.patch.object(lm_head_loss, "add_product", add),
-        ):
+        with cut(power, tokens), mock.patch.object(lm_head_loss, "add_product", add):
             return lm_head_loss.lm_head_cross_entropy(hidden, weight, labels, options.vocabulary, step)
 
     def group_chunks(power: int, tokens: int) -> list[list[slice]]:
-        with (
-            mock.patch.dict(lm_head_loss.CHUNK_ELEMENTS, {device: 2**power}),
-            mock.patch.dict(lm_head_loss.PRODUCT_TOKENS, {device: tokens}),
-        ):
+        with cut(power, tokens):
             return lm_head_loss.token_products(len(hidden), len(weight), device)
 
     variants: dict[str, Run] = {

@@ -39,6 +39,6 @@ class BestLoss(IntervalHook):
 
     def summarize(self, session: Session) -> list[str]:
         best = from_dict(Best, session.state.record(self.name), self.name)
-        return (
-            [] if not best.step else [f"best     validation loss {best.loss:.4f}, after step {best.step:,}"]
-        )
+        if not best.step:  # nothing was validated
+            return []
+        return [f"best     validation loss {best.loss:.4f}, after step {best.step:,}"]

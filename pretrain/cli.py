@@ -44,12 +44,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w.]*")
 WORDS = re.compile(r"^    ([a-z]\w*)  ", re.MULTILINE)
 """Subcommands, as argparse lists them."""
-SUBCOMMANDS = {
-    "prepare": ("labelled", "inspect", "verify"),
-    "presets": ("exchange", "context", "allocations"),
-    "evaluate": ("save",),
-}
-"""Those of commands that also work without one, which argparse does not list."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -144,7 +138,9 @@ def _words(name: str) -> list[str]:
 def help_texts(name: str) -> dict[str, str]:
     """What a command and its subcommands print for --help: its own under "", then by subcommand."""
     own = _help(name, [])
-    subcommands = SUBCOMMANDS.get(name, WORDS.findall(own))
+    # argparse does not list those of a command that also works without one.
+    module = None if name == "train" else importlib.import_module(COMMANDS[name][0])
+    subcommands = getattr(module, "SUBCOMMANDS", None) or WORDS.findall(own)
     return {"": own} | {subcommand: _help(name, [subcommand]) for subcommand in subcommands}
 
 

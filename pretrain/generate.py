@@ -66,7 +66,8 @@ def run_generate(arguments: Sequence[str]) -> None:
         if model.step is not None
         else make_exported_predictor(model.network)
     )
-    prompt = tokenizer.encode(options.prompt) or [tokenizer.end_of_document]
+    given = tokenizer.encode(options.prompt)
+    prompt = given or [tokenizer.end_of_document]
     if options.prompt.endswith(" ") and tokenizer.decode(prompt[-1:]) == " ":
         print(
             log_line(
@@ -76,7 +77,7 @@ def run_generate(arguments: Sequence[str]) -> None:
         )
     print(options.prompt, end="", flush=True)
     ids = sample(predict, prompt, options.tokens, options.temperature, options.top_p, options.seed)
-    for piece in text_pieces(ids, tokenizer, tokenizer.encode(options.prompt)):
+    for piece in text_pieces(ids, tokenizer, given):
         print(piece, end="", flush=True)
     print()
 

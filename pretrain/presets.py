@@ -42,12 +42,8 @@ def run_presets(arguments: list[str]) -> None:
     Raises:
         UserError: an unknown preset, a degree that does not divide it, or a file that cannot be written.
     """
-    if arguments[:1] == ["exchange"]:
-        return run_exchange(arguments[1:])
-    if arguments[:1] == ["context"]:
-        return run_context(arguments[1:])
-    if arguments[:1] == ["allocations"]:
-        return run_allocations(arguments[1:])
+    if arguments and (subcommand := SUBCOMMANDS.get(arguments[0])):
+        return subcommand(arguments[1:])
     parser = CommandParser(
         prog="head-schedules presets",
         description="List the model presets.",
@@ -303,6 +299,9 @@ def draw_preset(name: str, path: str) -> None:
             axis.set_xticks(layers)
         # Above the axes: inside, a legend would cover bars for one schedule or another.
         figure.legend(loc="outside lower center", ncols=2)
+
+
+SUBCOMMANDS = {"exchange": run_exchange, "context": run_context, "allocations": run_allocations}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

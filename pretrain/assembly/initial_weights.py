@@ -211,21 +211,18 @@ def news(source: ModelConfig, model: ModelConfig) -> list[str]:
     out."""
     lines = [f"differs from the source: {line}" for line in model.difference(source)]
     specs, stored = parameter_specs(model), parameter_specs(source)
-    new = []
+    new, left_out = [], [name for name in stored if name not in specs]
     for name, spec in specs.items():
-        if name not in stored:
+        if (before := stored.get(name)) is None:
             new.append(f"{name} (the token embedding)" if name == "output.weight" else name)
-        elif spec.shape != stored[name].shape and spec.role.part == "output":
+        elif spec.shape == before.shape:
+            continue
+        elif spec.role.part == "output":
             new.append(name)  # other classes: nothing of the head is taken
-        elif spec.shape != stored[name].shape and _is_enlarged(spec, stored[name]):
-            new.append(f"{name} beyond {list(stored[name].shape)}")
-    left_out = [name for name in stored if name not in specs]
-    left_out += [
-        f"{name} beyond {list(spec.shape)}"
-        for name, spec in specs.items()
-        if name in stored and spec.shape != stored[name].shape and name not in new
-        if not _is_enlarged(spec, stored[name])
-    ]
+        elif _is_enlarged(spec, before):
+            new.append(f"{name} beyond {list(before.shape)}")
+        else:
+            left_out.append(f"{name} beyond {list(spec.shape)}")
     lines += [f"initialised: {', '.join(new)}"] if new else []
     return lines + ([f"left out: {', '.join(left_out)}"] if left_out else [])
 

@@ -50,7 +50,7 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
         UserError: there are checkpoints, but none is valid, or ``resume: never`` was given; settings of an
             import that has none.
     """
-    store.restore_replaced()
+    store.restore_checkpoints()
     fetched: list[str] = []
     if run.resume == "auto" and (mirror := run.checkpoint.mirror):
         from pretrain.mirror.copies import restore_lost

@@ -215,7 +215,7 @@ class CheckpointStore:
         if problem := self.end_pruning():
             return problem
         try:
-            self.restore_replaced()
+            self.restore_checkpoints()
             for leftover in self.folder.glob(".*_step_*"):  # of sessions that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
             (partial / TENSORS_FOLDER).mkdir(parents=True)
@@ -224,7 +224,7 @@ class CheckpointStore:
             return f"cannot write {error.filename or partial}: {error.strerror or error}"
         return None
 
-    def restore_replaced(self) -> None:
+    def restore_checkpoints(self) -> None:
         """Put back, on rank 0, the checkpoints of which a session was killed while it replaced them. Not
         collective."""
         for replaced in self.folder.glob(".replaced_step_*") if self.world.is_main else ():

@@ -285,10 +285,15 @@ class RunConfig:
         return first, last
 
     @property
+    def model_name(self) -> str:
+        """``model`` without the folders before it; a file's without its ending."""
+        return Path(self.model).name.removesuffix(".json")
+
+    @property
     def run_name(self) -> str:
         """Name of the run folder: ``name``, or RECIPE-MODEL-RULES-sSEED, where RULES are the learning-rate
         rules."""
-        model = Path(self.model).name.removesuffix(".json").replace(":", "-")  # of RUN:STEP
+        model = self.model_name.replace(":", "-")  # of RUN:STEP
         rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
         rules += f"-llr_{self.llr.apply}" if self.llr.active else ""
         return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from model.config import ModelConfig
 from model.errors import UserError, divisors
 from model.parallel_plan import split_multiple
-from pretrain.config.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from pretrain.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,9 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         )
         return
     holds: list[Hold] = []  # until all are scored
-    newest, earlier = world.on_rank_zero(lambda: _choose_steps(options, holds))
+    newest, earlier = options.step, list[int]()
+    if options.last > 1 or world.size > 1:  # else open_model looks for the newest, and hashes it once
+        newest, earlier = world.on_rank_zero(lambda: _choose_steps(options, holds))
     scored = [headline(score_step(step)[2]) for step in earlier]
     model, step, results = score_step(newest)
     scored.append(headline(results))
@@ -298,11 +300,14 @@ def _join_ranks() -> World:
     return start_world(threads=None, deterministic=False)
 
 
+SUBCOMMANDS = {"save": run_save}
+
+
 def _run(arguments: list[str]) -> None:
     # The launcher adds --local_rank.
     arguments = [argument for argument in arguments if not argument.startswith("--local_rank")]
-    if arguments[:1] == ["save"]:
-        run_save(arguments[1:])
+    if arguments and (subcommand := SUBCOMMANDS.get(arguments[0])):
+        subcommand(arguments[1:])
     else:
         run_evaluation(arguments)
 

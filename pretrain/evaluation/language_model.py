@@ -66,7 +66,7 @@ class Writing:
         self.done = ended or bool(found) or len(self.tokens) - self.begins >= self.most
 
 
-def check_answer(of: str, wanted: dict[str, Any], max_length: int) -> int:
+def read_answer_length(of: str, wanted: dict[str, Any], max_length: int) -> int:
     """The most tokens of an answer, as a task's generation_kwargs say.
 
     Args:
@@ -181,7 +181,7 @@ class ZeroShotModel(TemplateLM):
     def _prepare_writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
         """A request as lm-eval's models read it: the context is cut on the left where it leaves no room."""
         until = wanted.get("until") or []
-        most = check_answer("an", wanted, self.max_length)
+        most = read_answer_length("an", wanted, self.max_length)
         tokens = self.tok_encode(context) or [self.eot_token_id]
         self.truncated += len(tokens) > self.max_length - most
         kept = tokens[-(self.max_length - most) :]

@@ -25,7 +25,7 @@ from lm_eval.tasks import TaskManager
 from model.errors import UserError, quote
 from pretrain.evaluation.checks import GROUPS, SUFFIXES, find_library_folders, is_group_file
 from pretrain.evaluation.data_sets import use_data_sets
-from pretrain.evaluation.language_model import check_answer
+from pretrain.evaluation.language_model import read_answer_length
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -129,7 +129,7 @@ def check_answers(loaded: Any, max_length: int) -> None:
     """
     for name, task in loaded["tasks"].items():
         if getattr(task, "OUTPUT_TYPE", None) == "generate_until":
-            check_answer(f"{name}: an", task.get_config("generation_kwargs") or {}, max_length)
+            read_answer_length(f"{name}: an", task.get_config("generation_kwargs") or {}, max_length)
 
 
 def score(
@@ -225,10 +225,13 @@ def headline(results: Mapping[str, Any]) -> dict[str, float]:
     ``task/metric,filter``."""
     scores = {}
     for task, values in drop_subtasks(results).items():
-        known = {key: value for key, value in values.items() if "," in key and isinstance(value, int | float)}
-        filters = Counter(key.partition(",")[0] for key in known)
-        for key, value in known.items():
-            metric = key.partition(",")[0]
+        known = [
+            (key.partition(",")[0], key, value)
+            for key, value in values.items()
+            if "," in key and isinstance(value, int | float)
+        ]
+        filters = Counter(metric for metric, _, _ in known)
+        for metric, key, value in known:
             if not metric.endswith("_stderr"):
                 scores[f"{task}/{metric if filters[metric] == 1 else key}"] = float(value)
     return scores

@@ -60,7 +60,7 @@ def build_metrics(
         group=study or variant,
         tags=[
             *([variant] if study else []),
-            Path(run.model).name.removesuffix(".json"),
+            run.model_name,
             f"zero{decisions['ds_config']['value']['zero_optimization']['stage']}",
             dtype,
         ],

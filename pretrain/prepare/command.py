@@ -196,7 +196,7 @@ def run_verify(argv: Sequence[str]) -> None:
         print(line)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], Path | None]] = {
+SUBCOMMANDS: dict[str, Callable[[Sequence[str]], Path | None]] = {
     "inspect": run_inspect,
     "verify": run_verify,
     "labelled": run_labelled,
@@ -207,7 +207,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], Path | None]] = {
 def _run(arguments: list[str]) -> None:
     try:
         check_variables("start")
-        command = COMMANDS.get(arguments[0]) if arguments else None
+        command = SUBCOMMANDS.get(arguments[0]) if arguments else None
         folder = run_prepare(arguments) if command is None else command(arguments[1:])
         if folder is not None:
             print_lines(summary(Corpus.open(folder)))

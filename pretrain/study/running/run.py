@@ -66,10 +66,8 @@ def run_study(
         study = reread(study)
     for part in list_parts(study):
         check_settings(part)
-    todo, following = (
-        list_unfinished(study),
-        f"next     {study.command('run' if study.pilots_of else 'report')}",
-    )
+    todo = list_unfinished(study)
+    following = f"next     {study.command('run' if study.pilots_of else 'report')}"
     print_lines(f"study    {study.name}: {study.title}")
     counts = f"{count_of(len(study.variants), 'variant')} x {count_of(len(study.file.seeds), 'seed')}"
     print_lines(f"runs     {len(study.runs)}: {counts}, in {study.folder}")

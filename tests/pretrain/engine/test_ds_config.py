@@ -37,7 +37,7 @@ def test_auto_is_filled_from_the_run():
     said = "train_batch_size is 7, but the run's global_batch_tokens makes it 32"
     with pytest.raises(UserError, match=said):
         merge_ds_config(config | {"train_batch_size": 7}, run, BatchPlan(32, 4, 2, 4), True, MODEL)
-    # DeepSpeed counts the micro-batches of context ranks, too. What a run saves is read again.
+    # DeepSpeed also counts the micro-batches of context ranks. What a run saves can be given again.
     shared = parse_command_line(["--context_parallel", "2"]).run
     merged = merge_ds_config(config, shared, BatchPlan(32, 4, 2, 4), True, MODEL)
     assert merged["train_batch_size"] == 64

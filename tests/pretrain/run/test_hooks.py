@@ -42,7 +42,7 @@ class Alike(Notes):
 
 
 class Counting(Hook):
-    """Counts in a tensor of its own, in place."""
+    """Counts in a tensor, in place."""
 
     name = "counting"
 

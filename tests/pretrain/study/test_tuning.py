@@ -170,9 +170,8 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     assert loaded.results().state.eq("missing").all()
     write_study(pilot)
     opened = load_study(folder / "pilot")
-    assert len(opened.runs) == len(reread(opened).runs) == 18 and pilot.command("list") == before.command(
-        "list"
-    )
+    assert len(opened.runs) == len(reread(opened).runs) == 18
+    assert pilot.command("list") == before.command("list")
     (folder / "pilot" / pilot.runs[0].name / "config.yaml").write_text(
         replace(pilot.runs[0].run, steps=90).to_yaml(), encoding="utf-8"
     )
