@@ -21,12 +21,8 @@ def test_fused_training_equals_plain_training(fused, ranks, stage, flags, small_
     assert_no_more_than_rounding(small_folder, tmp_path, changed, flags, ranks, stage)
 
 
-SLOW_BLOCKS = [
-    (1, 2, "--document_mask true"),
-    (1, 2, "--compile true"),
-]
 # One of a head's two ranks has the later queries.
-BLOCKS = [(2, 2, "--tensor_parallel 2"), *slow(SLOW_BLOCKS)]
+BLOCKS = [(2, 2, "--tensor_parallel 2"), *slow([(1, 2, "--compile true")])]
 
 
 @pytest.mark.parametrize(("ranks", "stage", "flags"), BLOCKS)
