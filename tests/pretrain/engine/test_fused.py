@@ -36,7 +36,7 @@ def assert_no_more_than_rounding(data, runs, changed, flags, ranks, stage):
     curves = []
     for kind in changed:
         run = nano_run(data, runs, flags, f"--steps 4 --name {kind[1]}", *kind)
-        [(_, error), *_] = run_distributed(session, ranks, run, stage, timeout=120)
+        [(_, error), *_] = run_distributed(session, ranks, run, stage, timeout=300)
         assert error is None
         curves.append(curve(run.folder))
     assert len(curves[0]) == len(curves[1]) == 4
