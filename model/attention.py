@@ -343,7 +343,8 @@ def _attend_gathered(
     window: int | None,
 ) -> Tensor:
     """As _attend_span, with the rows of the mask that the queries are. Without a mask of documents its memory
-    does not grow with T: a block of queries takes its mask as a view of one that all blocks and layers share.
+    on a CPU does not grow with T: a block of queries takes its mask as a view of one that all blocks and
+    layers share. On a GPU all queries are one block.
     """
     start, stop = span
     window = None if window is None or window >= stop else window  # where it hides something

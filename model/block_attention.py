@@ -40,7 +40,7 @@ def block_attention(
         window: how many positions a query sees, its own included; None is all up to its own.
 
     Returns:
-        [B, h, R, d_h], contiguous, in the dtype of the inputs.
+        [B, h, R, d_h], in the dtype of the inputs.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     flat = (tensor.reshape(-1, *tensor.shape[2:]) for tensor in (query, key, value))

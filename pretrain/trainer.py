@@ -67,7 +67,7 @@ class Trainer:
         self._next_model: ModelConfig | None = None
         self.hashes: Any = None
         """The HashCheck of the corpora, once fit has begun it."""
-        self._data_checked = False
+        self._data_checked = self._stopping = False
         self._saved_step = self.state.step  # the newest, finished
         self._may_prune = True  # once the checkpoint that is under way is finished
         self.graphs = 0
@@ -166,7 +166,7 @@ class Trainer:
     def _save_and_change(self, stop: Stopped | None, due: bool) -> None:
         """Begin a checkpoint if one is *due*, requested or needed; then continue with the model that a hook
         requested."""
-        changed = self._next_model is not None
+        changed, self._stopping = self._next_model is not None, stop is not None
         if stop or changed or due:
             self._save(asked=bool(stop) or changed)
         if changed and not stop:  # else the next session changes it
@@ -348,16 +348,17 @@ class Trainer:
 
     def _finish_checkpoint(self) -> None:
         """Finish the checkpoint that is under way, if one is, once the corpora are known to be what their
-        hashes say. Collective.
+        hashes say. A session that is asked to stop does not wait for that: the next one compares them again.
+        Collective.
 
         Raises:
             UserError: a corpus is damaged; the checkpoint is not kept.
         """
         if not self._data_checked:
-            while any(self.session.world.gather(self.hashes.running)):
+            while (reading := any(self.session.world.gather(self.hashes.running))) and not self._stopping:
                 self.control.heartbeat("comparing the corpora with their hashes")
                 self.hashes.wait(seconds=1)
-            self._data_checked = True
+            self._data_checked = not reading
             self.store.check_data(self.hashes.problem)
         step = self.store.finish()
         if step is None:

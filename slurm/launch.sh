@@ -186,12 +186,16 @@ failures() {
     cat "$FAILURES_FILE" 2>/dev/null || echo 0
 }
 
+# Called with what happened when a job has failed and is not requeued; study.sh has another.
+failed_for_good() { :; }
+
 limit_failures() { # HOW: end the job, which has ended like that, if it has failed too often
     [ "$(failures)" -gt "${FAILURES:-3}" ] || return 0
     echo "error: FAILURES: job $(job_name) $1: failure $(failures) since the last new checkpoint, where" \
         "FAILURES allows ${FAILURES:-3} requeues. The same sbatch line continues the run; FAILURES=N allows" \
         "more"
     rm -f "$FAILURES_FILE"
+    failed_for_good "$1"
     exit "$status"
 }
 
@@ -284,6 +288,7 @@ launch() {
     case "$status" in
         "$BAD_INPUT" | "$INTERRUPTED")
             rm -f "$FAILURES_FILE"
+            [ "$status" = "$INTERRUPTED" ] || failed_for_good "failed with exit status $status"
             exit "$status"
             ;;
         "$CONTINUE") how="stopped" ;;
@@ -301,9 +306,11 @@ launch() {
     fi
     # SLURM also requeues a cancelled job, if it is asked to.
     end_if_cancelled
-    scontrol requeue "$(job_name)"
-    # SLURM ends this shell; a job that may not be requeued (--no-requeue) ends here.
-    sleep 30
+    if scontrol requeue "$(job_name)"; then
+        sleep 30 # SLURM ends this shell
+    else
+        echo "job $(job_name): SLURM does not requeue it (--no-requeue?); the same sbatch line continues the run"
+    fi
     exit "$status"
 }
 

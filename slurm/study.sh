@@ -59,4 +59,8 @@ if [ "$ranks" -lt "$tasks" ]; then
     unset SLURM_NTASKS_PER_NODE
     export SLURM_NTASKS=$ranks SLURM_NPROCS=$ranks # what srun takes its number of tasks from
 fi
+failed_for_good() { # REASON: study run takes it as tried, and study list prints it
+    local name=${recipe##*/}
+    echo "job $(job_name) $1" >"${recipe%/configs/*}/logs/${name%.yaml}.failed" || true
+}
 launch pretrain/main.py --ds_config "$ds_config" --config "$recipe" "${dry_run[@]}"

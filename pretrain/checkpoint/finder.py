@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,9 +11,8 @@ from pathlib import Path
 
 from model.errors import UserError
 from pretrain.checkpoint.manifest import MANIFEST, verify
+from pretrain.config.model_file import STEP_FOLDER
 from pretrain.utils.files import open_regular
-
-STEP = re.compile(r"step_([0-9]{6,12})")
 
 
 def checkpoint_steps(run_folder: Path) -> list[int]:
@@ -35,7 +33,7 @@ def checkpoint_steps(run_folder: Path) -> list[int]:
         raise UserError(
             f"run: {error.filename} cannot be read ({error.strerror}); give a run's folder"
         ) from None
-    return sorted(int(found[1]) for found in map(STEP.fullmatch, folders) if found)
+    return sorted(int(found[1]) for found in map(STEP_FOLDER.fullmatch, folders) if found)
 
 
 def is_run(folder: str | Path) -> bool:

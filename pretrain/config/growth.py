@@ -147,6 +147,11 @@ class GrowthConfig:
                     f"(growth.maximum) and no fewer than before, {format_heads(before)}"
                 )
             before = counts
+        if self.budget is not None and sum(before) > self.budget:
+            raise UserError(
+                f"growth.schedule: {format_heads(before)} are {sum(before)} heads, and growth.budget is "
+                f"{self.budget}; give fewer, or a larger budget"
+            )
         head_dim = self.head_dim or min(model.layer_head_dim(layer) for layer in range(layers))
         check_head_dim(head_dim, tensor_parallel)
         return model.replace(heads=(self.start,) * layers, head_dim=(head_dim,) * layers, kv_heads=None)

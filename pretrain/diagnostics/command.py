@@ -44,16 +44,16 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def list_runs(folder: Path) -> tuple[list[Path], str | None]:
+def list_runs(folder: Path) -> tuple[list[Path], list[str]]:
     """The runs of a folder: itself, or those of a study that have a checkpoint, in the study's order; and the
-    study's baseline, several with commas between them.
+    study's baselines.
 
     Raises:
         UserError: no run has a checkpoint.
     """
     if not folder.is_dir() or "study" not in detect_kinds(folder):
         require_steps(folder)
-        return [folder], None
+        return [folder], []
     # A line for each run, as the study wrote them.
     names = read_text(folder / "tasks.txt", "study").split() if (folder / "tasks.txt").exists() else []
     runs = [folder / name for name in names if checkpoint_steps(folder / name)]
@@ -67,7 +67,7 @@ def list_runs(folder: Path) -> tuple[list[Path], str | None]:
     keys = parse_yaml(read_text(folder / "study.yaml", "study"), f"study: {folder / 'study.yaml'}")
     baseline = keys.get("baseline") if isinstance(keys, dict) else None
     names = baseline if isinstance(baseline, list) else [baseline] if baseline else []
-    return runs, ", ".join(map(str, names)) or None
+    return runs, [str(name).replace(".", "-") for name in names]  # as runs are named
 
 
 def run_diagnostics(arguments: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
 
     quiet_libraries()
     from pretrain.config.run_config import split_run_name
-    from pretrain.diagnostics.comparison import by_group, table
+    from pretrain.diagnostics.comparison import by_group, describe_depths, find_baselines, table
     from pretrain.diagnostics.figures import draw_all
     from pretrain.diagnostics.measure import measure_run
     from pretrain.plots.differences import run_differences
@@ -96,22 +96,32 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise UserError(f"runs: one of {', '.join(names)} was given twice; give runs of different names")
     known = list(dict.fromkeys(split_run_name(name)[0] for name in names))
-    baseline = options.baseline or next((name for _, name in listed if name in known), known[0])
-    if baseline not in known:
-        raise UserError(f"baseline: no run of a group {baseline!r} was given; groups are {', '.join(known)}")
-    for name in (name for _, name in listed if name and not options.baseline and name not in known):
-        others = f"no run measured is of the study's baseline {name}, and differences are from {baseline}"
+    if options.baseline not in (None, *known):
+        groups_given = ", ".join(known)
+        raise UserError(
+            f"baseline: no run of a group {options.baseline!r} was given; groups are {groups_given}"
+        )
+    names = [] if options.baseline else [name for _, baselines in listed for name in baselines]
+    baselines = find_baselines(known, names) if names else {}
+    if names and not baselines:
+        others = f"no run measured is of the study's baseline {', '.join(names)}"
+        others += f", and differences are from {known[0]}"
         print_lines(f"warning: {others}; --baseline NAME chooses another", file=sys.stderr)
+    baselines = baselines or dict.fromkeys(known, options.baseline or known[0])
     measured = [measure_run(run, options.data, options.sequences, options.steps) for run in folders]
     groups = by_group(measured)
     differences = run_differences(folders, [run.last["step"] for run in measured])
     notes = list(differences.lines)
     if differences.data and options.data is None:
         notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")
+    if len(groups) > 1 and (depths := describe_depths(groups)):
+        notes.append(depths)
     for note in notes:
         print_lines(f"warning: {note}", file=sys.stderr)
     out = options.out or options.runs[0] / "plots"
-    written = draw_all(groups, baseline, out, notes, loss="val_bpb" if differences.tokenizers else "val_loss")
+    written = draw_all(
+        groups, baselines, out, notes, loss="val_bpb" if differences.tokenizers else "val_loss"
+    )
     path = out / "diagnostics.json"
     write_atomically(path, json.dumps({run.name: run.last for run in measured}, indent=1) + "\n")
     print_lines(*table(groups))

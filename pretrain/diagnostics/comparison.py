@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from model.errors import UserError
 from pretrain.diagnostics.measure import RunMeasures
 
 TITLES = {
@@ -84,13 +84,35 @@ def bands(values: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"mean": values.mean(), "sd": values.std()})
 
 
-def check_depth(groups: Groups, baseline: str) -> None:
-    """Reject a difference by layer of models of another depth, whose layers do not correspond."""
+def describe_depths(groups: Groups) -> str:
+    """Why groups have no differences by layer: models of another depth, whose layers do not correspond. Empty
+    for models of one depth."""
     depths = {name: runs[0].num_layers for name, runs in groups.items()}
-    if set(depths.values()) != {depths[baseline]}:
-        raise UserError(
-            f"runs: layers by group are {depths}; a difference by layer needs models of one depth"
-        )
+    listed = ", ".join(f"{depth} in {name}" for name, depth in depths.items())
+    return f"layers differ ({listed}): no differences by layer" if len({*depths.values()}) > 1 else ""
+
+
+def find_baselines(groups: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """The group that each group is compared with, where there is one.
+
+    In a study with several factors a name may be that of the last alone, or there is one for each level: of
+    ``muon-tapered`` it is ``muon-uniform``, not ``adamw-uniform``.
+    """
+    baselines = [name for name in names if name in groups]
+    baselines = baselines or [each for each in groups if each.endswith(tuple(f"-{name}" for name in names))]
+    if len(baselines) == 1:
+        return dict.fromkeys(groups, baselines[0])
+
+    def shared(group: str, baseline: str) -> int:
+        same = zip(group.split("-"), baseline.split("-"), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda parts: parts[0] == parts[1], same))
+
+    found = {}
+    for group in groups if baselines else ():
+        nearest = max(baselines, key=lambda each: shared(group, each))
+        if shared(group, nearest):
+            found[group] = nearest
+    return found
 
 
 def table(groups: Groups) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from pretrain.diagnostics.comparison import (
     TITLES,
     Groups,
     bands,
-    check_depth,
     collect_over_steps,
+    describe_depths,
     difference,
     take_last,
     upper_half,
@@ -36,21 +36,23 @@ Tables = dict[str, dict[str, pd.DataFrame]]
 
 
 def draw_all(
-    groups: Groups, baseline: str, out: Path, notes: Sequence[str] = (), loss: str = "val_loss"
+    groups: Groups, baselines: Mapping[str, str], out: Path, notes: Sequence[str] = (), loss: str = "val_loss"
 ) -> list[Path]:
     """Draw every picture for which the runs have values.
 
     Args:
+        baselines: by group, the one that differences are taken from.
         notes: what cannot be compared, written above each picture.
         loss: the validation loss to compare, ``val_bpb`` where the tokenizers differ.
 
     Returns:
-        The files written: ``curves.png``, ``layers.png``, and with several groups ``difference.png`` (for
-        attention distance as in arXiv 2606.27449: ΔD_l of a schedule against the uniform one) and
-        ``difference_training.png`` (the measures averaged over the upper half of the layers).
+        The files written: ``curves.png``, ``layers.png``, and with several groups ``difference.png`` (of
+        models of one depth; for attention distance as in arXiv 2606.27449: ΔD_l of a schedule against the
+        uniform one) and ``difference_training.png`` (the measures averaged over the upper half of the
+        layers).
 
     Raises:
-        UserError: the folder cannot be written, or models of different depth are to be compared.
+        UserError: the folder cannot be written.
     """
     ends, upper = (
         {
@@ -61,11 +63,11 @@ def draw_all(
     )
     pictures = {"curves": (curves(groups), "step"), "layers": (ends, "layer")}
     if len(groups) > 1:
-        check_depth(groups, baseline)
         training = {LOSSES[loss]: {name: collect_over_steps(runs, loss) for name, runs in groups.items()}}
         training |= {f"{title}, upper half": tables for title, tables in upper.items()}
-        pictures["difference"] = differences(ends, baseline), "layer"
-        pictures["difference_training"] = differences(training, baseline), "step"
+        if not describe_depths(groups):
+            pictures["difference"] = differences(ends, baselines), "layer"
+        pictures["difference_training"] = differences(training, baselines), "step"
     written = []
     for name, (tables, along) in pictures.items():
         shown = {
@@ -91,13 +93,13 @@ def curves(groups: Groups) -> Tables:
     return found
 
 
-def differences(tables: Tables, baseline: str) -> Tables:
-    """Of tables by title and group: the differences of each group to the baseline, over pairs of seeds."""
+def differences(tables: Tables, baselines: Mapping[str, str]) -> Tables:
+    """Of tables by title and group: the differences of each group to its baseline, over pairs of seeds."""
     return {
         f"Δ {title}": {
-            f"{name} − {baseline}": difference(ours, lines[baseline])
+            f"{name} − {baselines[name]}": difference(ours, lines[baselines[name]])
             for name, ours in lines.items()
-            if name != baseline
+            if baselines.get(name, name) != name
         }
         for title, lines in tables.items()
     }

@@ -92,8 +92,11 @@ def most_ranks(run: RunConfig, devices: int) -> int:
         if micro_batches if run.micro_batch is None else run.micro_batch in micro_batches:
             found.append(copies * math.prod(degrees))
     if not found:
-        problem = f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step"
         ranks = f"{run.tensor_parallel} tensor-parallel ranks"
+        if run.micro_batch is None:
+            problem = f"{run.global_batch_tokens} tokens are {sequences} sequences"
+            raise UserError(f"global_batch_tokens: {problem}, which {ranks} cannot split; give more")
+        problem = f"micro_batch: {run.micro_batch} does not divide the {sequences} sequences of a step"
         raise UserError(f"{problem}, or is none that {ranks} can split; leave it out")
     return max((ranks for ranks in found if ranks <= devices), default=math.prod(degrees))
 

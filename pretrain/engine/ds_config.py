@@ -38,15 +38,17 @@ def bf16_by(run: RunConfig, ds_config: dict[str, Any]) -> tuple[bool, str] | Non
     Raises:
         UserError: ``precision`` and the ds_config contradict each other.
     """
+    given = "enabled" in ds_config.get("bf16", {})
     enabled = ds_config.get("bf16", {}).get("enabled", False)
     requested = {"auto": None, "bf16": True, "fp32": False}[run.precision]
     if enabled != "auto":
         if requested is not None and requested != enabled:
+            there = f"bf16.enabled={str(enabled).lower()} in the ds_config" if given else "the ds_config, "
+            there += "" if given else "which has no bf16.enabled"
             raise UserError(
-                f"precision: {run.precision} contradicts bf16.enabled={str(enabled).lower()} in the "
-                'ds_config; write "auto" there'
+                f'precision: {run.precision} contradicts {there}; write "bf16": {{"enabled": "auto"}} there'
             )
-        return enabled, "set in the ds_config" if "bf16" in ds_config else "the ds_config has no bf16 block"
+        return enabled, "set in the ds_config" if given else "the ds_config has no bf16.enabled"
     return None if requested is None else (requested, f"precision: {run.precision}")
 
 

@@ -231,6 +231,8 @@ def simplify(block: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     result = {}
     for key, value in block.items():
         path = f"{prefix}{key}"
+        if path == "bf16" and value == "auto":
+            value = {"enabled": "auto"}
         is_default = value is None or (value == "auto" and path not in AUTOMATIC)
         if path not in NOT_SUPPORTED and not is_default:
             result[key] = simplify(value, f"{path}.") if isinstance(value, dict) else value

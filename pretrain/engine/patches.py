@@ -196,13 +196,17 @@ class ProcessLock:
             UserError: another process has held it for MOST_SECONDS.
             OSError: it belongs to another user.
         """
-        self._file = open_lock(self.path)
-        if not wait_for_lock(self._file, self._note_waiting, MOST_SECONDS):
-            raise UserError(
-                f"TORCH_EXTENSIONS_DIR: another process has held {self.path} for {MOST_SECONDS / 60:g} "
-                "minutes; end it, or give another folder"
-            )
-        return True
+        while True:
+            self._file = open_lock(self.path)
+            if not wait_for_lock(self._file, self._note_waiting, MOST_SECONDS):
+                raise UserError(
+                    f"TORCH_EXTENSIONS_DIR: another process has held {self.path} for {MOST_SECONDS / 60:g} "
+                    "minutes; end it, or give another folder"
+                )
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._file), Path(self.path).stat()):
+                    return True
+            os.close(self._file)  # its holder has removed it: others lock a new one
 
     def _note_waiting(self) -> None:
         if os.environ.get("LOCAL_RANK", "0") == "0":

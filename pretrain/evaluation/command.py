@@ -131,9 +131,10 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     # Rank 0 reads lm-eval's files for all.
     manager = world.on_rank_zero(lambda: task_manager(options.tasks, options.include_path))
     tasks = resolve_tasks(options.tasks.split(","), manager.all_tasks)
-    # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of mantissa
-    # settle.
-    torch.set_float32_matmul_precision("high")
+    if options.dtype is None:
+        # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of
+        # mantissa settle.
+        torch.set_float32_matmul_precision("high")
     loaded = load_tasks(tasks, manager, data_dir)  # before the model, so that missing data end it early
     dtype = getattr(torch, options.dtype) if options.dtype else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import shutil
@@ -205,6 +206,12 @@ def special_ids(end_of_document: int) -> dict[str, int]:
 def write_description(folder: Path, config: Any) -> None:
     """Write config.json, generation_config.json and, for the native format, the architecture's code."""
     config.save_pretrained(folder)
+    rope = getattr(config, "rope_parameters", None)
+    if config.model_type != "head_schedule" and rope:
+        # Where transformers before 5, and programs that follow it, look for the base.
+        written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        written["rope_theta"] = rope["rope_theta"]
+        (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     if "ForSequenceClassification" not in config.architectures[0]:
         GenerationConfig(**special_ids(config.eos_token_id)).save_pretrained(folder)
     if config.model_type == "head_schedule":

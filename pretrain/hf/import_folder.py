@@ -28,6 +28,7 @@ from pretrain.hf.formats import folder_tensors, is_transposed, parameter_shapes
 from pretrain.hf.model_folder import check_folder
 from pretrain.hf.new_folder import new_folder
 from pretrain.hf.open_model import load_as_written, load_exported, load_exported_tokenizer
+from pretrain.hf.tokenizer_files import TEMPLATE_NOTE, has_template
 from pretrain.run.resume import IMPORTED
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
@@ -80,6 +81,8 @@ def open_folder(folder: Path) -> tuple[ModelConfig, Tokenizer, list[str]]:
     tokenizer = load_exported_tokenizer(folder, model.vocab_size)
     if isinstance(tokenizer, SentencePieceTokenizer):
         byte_fallback_bpe(tokenizer)  # refused now, and not when the run is to be exported
+    if has_template(tokenizer):
+        notes.append(TEMPLATE_NOTE)
     if tokenizer.vocab_size < model.vocab_size:
         unused = model.vocab_size - tokenizer.vocab_size
         notes.append(f"{unused} vocabulary rows that no token uses are left out")

@@ -78,15 +78,25 @@ def _without_templates(processor: Any) -> Any:
     return steps[0] if steps else None
 
 
+TEMPLATE_NOTE = (
+    "the tokenizer's template adds tokens such as <s> to a text; nothing here does, in training or scoring, "
+    "which lowers the scores of a model that was trained with them"
+)
+
+
+def has_template(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer's own definition adds tokens to a text, such as <s>; here none are added."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return False
+    given = json.loads(tokenizer.definition()).get("post_processor")
+    return bool(given != _without_templates(given))
+
+
 def describe_conventions(tokenizer: Tokenizer, folder: Path) -> list[str]:
     """What the tokenizer in the exported *folder* does otherwise than its users may expect."""
     lines = []
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        given = json.loads(tokenizer.definition()).get("post_processor")
-        if given != _without_templates(given):
-            lines.append(
-                "the tokenizer's template, which adds tokens to a text, is left out: training had none"
-            )
+    if has_template(tokenizer):
+        lines.append("the tokenizer's template, which adds tokens to a text, is left out: training had none")
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     if config.get("split_special_tokens"):
         lines.append(

@@ -133,6 +133,10 @@ class Mirror:
                 if not (self.run_folder / "checkpoints" / name).is_dir():
                     self._done(name, None)  # pruned meanwhile, to have room
                     continue
+                if problem := verify(self.run_folder / "checkpoints" / name):
+                    self.report(log_line("mirror", f"{name} is damaged ({problem}) and is not copied"))
+                    self._done(name, None)
+                    continue
                 self._store = None
                 self._note_failure(error)
                 with self._changed:

@@ -29,6 +29,7 @@ class MirrorHook(Hook):
         self._folder, self._config = session.run.folder, session.run.checkpoint
         self._copies = session.world.is_main
         self._mirror: Mirror | None = None
+        self._ended = False
         self._newest = 0
 
     def begin(self, report: Callable[[str], object]) -> None:
@@ -46,6 +47,8 @@ class MirrorHook(Hook):
         """Whether its copy is safe, or it must make room."""
         if self._mirror is None or self._mirror.is_safe(folder):
             return True
+        if self._ended:  # the thread that deletes may be still at work
+            return False
         # Steps beyond the newest belong to a curve that the run has left.
         steps = [step for step in checkpoint_steps(self._folder) if step <= self._newest]
         if _step(folder) in steps[-2:]:
@@ -63,10 +66,10 @@ class MirrorHook(Hook):
 
     def end(self, asked_to_stop: Callable[[], bool]) -> list[str]:
         """Wait until everything is copied, the store fails, or the session is asked to stop."""
-        if self._mirror is None:
+        if self._mirror is None or self._ended:
             return []
-        mirror, self._mirror = self._mirror, None
-        left = mirror.close(give_up=asked_to_stop)
+        self._ended = True
+        left = self._mirror.close(give_up=asked_to_stop)
         return [log_line("mirror", left)] if left else []
 
     def close(self) -> None:

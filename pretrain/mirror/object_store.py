@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import xxhash
 
 from model.errors import UserError, quote
-from pretrain.checkpoint.finder import STEP
 from pretrain.checkpoint.manifest import Entry
+from pretrain.config.model_file import STEP_FOLDER
 from pretrain.utils.env_check import check_installed
 from pretrain.utils.files import CHUNK_BYTES, open_regular, put_file
 from pretrain.utils.parsing import MOST_BYTES
@@ -141,4 +141,4 @@ class Store:
         except FileNotFoundError:
             return []
         names = [path.rstrip("/").rpartition("/")[2] for path in listed]
-        return sorted(filter(STEP.fullmatch, names), key=lambda name: int(name.partition("_")[2]))
+        return sorted(filter(STEP_FOLDER.fullmatch, names), key=lambda name: int(name.partition("_")[2]))

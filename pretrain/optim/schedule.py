@@ -33,6 +33,8 @@ class LearningRateSchedule:
         self.steps = steps
         self.warmup = length_in_steps("schedule.warmup", config.warmup, steps)
         self.decay = phase_in_steps("schedule.decay", config.decay, steps) if config.kind == "wsd" else 0
+        if config.kind == "wsd" and config.decay and self.warmup < steps:
+            self.decay = max(1, self.decay)  # a share of few steps also ends at the minimum
         if config.kind == "linear":  # the decay begins with the end of the warmup
             self.decay = max(0, steps - self.warmup)
         if self.warmup > steps:

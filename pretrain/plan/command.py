@@ -18,6 +18,7 @@ from pathlib import Path
 from model.errors import UserError, quote
 from pretrain.config.command_line import CommandParser, parse_command_line
 from pretrain.config.run_config import RunConfig
+from pretrain.config.sources import find_ds_config
 from pretrain.runtime.command import run_command
 
 LARGEST_OPTION = 1_000_000
@@ -82,7 +83,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
         )
     if options.mfu is not None and options.rates is not None:
         raise UserError("rates: give --rates or --mfu, not both")
-    for name in ("json", "rates", "mfu") if options.compare else ():
+    for name in ("json", "rates", "mfu", "peak_tflops") if options.compare else ():
         if getattr(options, name):
             raise UserError(f"compare: it takes no --{name}; leave one of both out")
     command = parse_command_line(run_arguments)
@@ -102,7 +103,7 @@ def run_plan(arguments: list[str]) -> None:
     import torch
 
     from pretrain.engine.ds_config_check import read_ds_config
-    from pretrain.plan.comparison import compare
+    from pretrain.plan.comparison import STAGES, compare
     from pretrain.plan.report import describe, to_json
     from pretrain.plan.run_plan import GIB, Machine, check_fits, make_plan
     from pretrain.plan.saved_run import check_continues
@@ -117,6 +118,8 @@ def run_plan(arguments: list[str]) -> None:
     name = "another card" if other else options.gpu or "h100"
     machine = Machine(options.nodes, options.gpus_per_node, name, int(memory * GIB))
     if options.compare:
+        if not any(Path(path).samefile(find_ds_config(name)) for name in STAGES):
+            raise UserError("compare: it compares zero1, zero2 and zero3 as they are; leave --ds_config out")
         print("\n".join(compare(run, machine)))
         return
     plan = make_plan(run, read_ds_config(path), machine, options.mfu)

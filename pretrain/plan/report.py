@@ -51,6 +51,8 @@ def describe(plan: RunPlan, ds_config: str) -> str:
         "",
         *_time_lines(plan),
     ]
+    if run.growth.active:
+        lines += ["", "note     heads grow: memory, FLOPs and time are those of the largest model"]
     if run.tensor_parallel > machine.gpus_per_node:
         lines += ["", "note     tensor-parallel ranks of different nodes: every layer waits for the network"]
     return "\n".join(lines)

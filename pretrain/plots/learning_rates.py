@@ -9,6 +9,7 @@ from pathlib import Path
 from model.parameters import parameter_specs
 from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import Group, GroupRates, run_groups
+from pretrain.plan.corpora import build_model
 from pretrain.utils.format import align_columns
 from pretrain.utils.plotting import save_figure
 
@@ -25,7 +26,7 @@ def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:
     Raises:
         UserError: the rules do not fit the model or the run, or the picture cannot be written.
     """
-    model = run.build_model_config()
+    model = build_model(run)
     groups = run_groups(run, model)
     rates = GroupRates(groups, run)
     sizes = {name: math.prod(spec.shape) for name, spec in parameter_specs(model).items()}

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -187,7 +188,13 @@ class Preparation:
                 tokenizer.save(partial)
         entry = tokenizer_hash(load_tokenizer(saved))
         key = f"{FORMAT_VERSION} {entry} {self.source.settings()} {self.part_bytes}"
-        return saved, [(unit, unit_key(unit, key)) for unit in units]
+        seen: Counter[str] = Counter()
+        work = []
+        for unit in units:  # files of equal name, size and time in different folders have equal keys
+            count = seen[unit.key]
+            seen[unit.key] += 1
+            work.append((unit, unit_key(unit, f"{key} {count}" if count else key)))
+        return saved, work
 
     def _tokenize(
         self, saved: Path, work: Sequence[tuple[Unit, str]], max_tokens: int | None

@@ -212,7 +212,8 @@ def _compile(
         return Decision(run.compile, AS_SET)
     if stage == 3:
         return Decision(False, "not at ZeRO stage 3, whose hooks split every block")
-    if saved.decided is not None and (saved.world is None or saved.world.device == facts.device):
+    same_device = saved.world is None or saved.world.device == facts.device
+    if saved.decided is not None and same_device and not (saved.decided.compile and facts.missing_compiler):
         return Decision(saved.decided.compile, AS_BEGUN)
     if facts.missing_compiler:
         return Decision(False, facts.missing_compiler)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from model.config import ModelConfig
 from model.declared import from_dict, to_dict
-from model.errors import UserError, quote
+from model.errors import UserError, escape_controls, quote
 from pretrain.checkpoint.state import TrainingState, WorldRecord
+from pretrain.config.model_file import split_step
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import diff_settings
 from pretrain.data.same_tokenizer import tokenizer_difference
@@ -109,6 +110,15 @@ def resets_optimizer(saved: TrainingState, run: RunConfig) -> bool:
     return before != run.optimizer.kind
 
 
+def _is_origin(origin: str, init_from: str) -> bool:
+    """Whether *origin*, a phrase of initial_weights.Source, names the source *init_from*."""
+    name, step = split_step(init_from)
+    begin = f"{escape_controls(name)} at step "
+    return origin in (escape_controls(name), init_from) or (
+        origin.startswith(begin) if step is None else origin == f"{begin}{step:,}"
+    )
+
+
 def _read_earlier_request(saved: TrainingState) -> RunConfig:
     """The settings of the session that wrote a checkpoint.
 
@@ -170,6 +180,8 @@ def check_resume(
             ("document_mask", asked.document_mask, run.document_mask),  # in effect another model
         ):
             differences += [f"{name}: {earlier} != {later}"] if earlier != later else []
+    elif run.init_from is not None and not _is_origin(saved.origin, run.init_from):
+        differences.append(f"init_from: {saved.origin} != {run.init_from}")
     for key in ("tokenizer", "data", "validation"):
         before, now = getattr(saved.data, key), getattr(state.data, key)
         if not before or before == now:  # an imported model knows its tokenizer, not the data

@@ -125,6 +125,8 @@ class SavedRun:
         Held-out windows of the run's own data where that is on this machine, else Python's standard library.
         """
         for corpus in self.corpora():
+            if corpus.validation.num_tokens <= length:  # less than a window
+                continue
             held_out = ValidationSequences(corpus, length, windows)
             rows = held_out.batch(0, len(held_out))[:, :length]
             if len(rows) == windows:

@@ -8,7 +8,7 @@ machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pretrain.runtime.hardware import available_cores, cpu_name
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.planning import list_parts, parse_study
 from pretrain.study.register import Registered, read_registered
-from pretrain.study.results import RunResult, State, load_results
+from pretrain.study.results import RunResult, State, differing_settings, load_results
 from pretrain.study.tuning import Tuned, read_tuned
 from pretrain.utils.files import write_atomically
 from pretrain.utils.format import shorten_names
@@ -117,12 +117,10 @@ def write_archive(study: Study, path: Path) -> None:
         raise UserError(
             f"study: {study.folder} lacks pilots by which it was tuned, {shorten_names(lost)}; {valid}"
         )
-    if path.exists():
-        there = from_dict(Archive, read_json(path, "study"), f"study: {path}").runs
-        if lost := [name for name, run in there.items() if run.state == "finished" and name not in finished]:
-            valid = f"head-schedules study record {path} adds to it, --to another file keeps both"
-            what = f"finished runs that would be lost, {shorten_names(lost)}"
-            raise UserError(f"to: {quote(str(path))} has {what}; {valid}")
+    if path.exists() and (lost := _list_lost(path, results)):
+        valid = f"head-schedules study record {path} adds to it, --to another file keeps both"
+        what = f"finished runs that would be lost, {shorten_names(lost)}"
+        raise UserError(f"to: {quote(str(path))} has {what}; {valid}")
     machines = study.recorded.archive.machine.split("; ") if study.recorded else []
     if any(study.recorded is None or run.planned.folder.is_dir() for run in results):
         machines.append(f"{cpu_name()}, {available_cores()} cores")
@@ -148,6 +146,19 @@ def write_archive(study: Study, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A line for each run, so that a difference can be read.
     write_atomically(path, head + ',\n "runs": {\n  ' + ",\n  ".join(lines) + "\n }\n}\n")
+
+
+def _list_lost(path: Path, results: Sequence[RunResult]) -> list[str]:
+    """The finished runs of the archive *path* that are not among *results*, or there with other settings."""
+    made = {run.planned.name: run.planned.run for run in results if run.state == "finished"}
+    there = read_archive(path)
+    planned = {each.name: each for part in list_parts(there) for each in part.runs}
+    return [
+        name
+        for name, run in there.recorded.archive.runs.items()
+        if run.state == "finished"
+        and (name not in made or (name in planned and differing_settings(planned[name].run, made[name])))
+    ]
 
 
 def read_archive(path: Path, out: Path | None = None) -> Study:

@@ -180,7 +180,9 @@ def _states(study: Study) -> list[str]:
     for planned in study.runs:
         state, metrics = results.run_state(study, planned)
         step = f"{metrics[-1]['step'] if metrics else 0:,}/{planned.run.steps:,}"
-        text = f"{state} ({results.failure(planned)})" if state == "failed" else state
+        kept = results.recorded_result(study, planned)
+        reason = kept.failure if kept else results.failure(planned)
+        text = f"{state} ({reason})" if state == "failed" and reason else state
         rows.append((str(numbers[planned.name]), planned.name, text, step))
     notes = []
     if study.untuned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -23,7 +24,7 @@ class Registered:
     date: str
     """UTC, as 2026-11-27 13:05."""
     commit: str | None
-    """None outside a checkout of git."""
+    """None outside a checkout of git, and without git."""
     expected: dict[str, Any]
     """The file's question, predictions, contrasts and primary."""
 
@@ -39,8 +40,10 @@ def register(study: Study) -> None:
     if (made := read_registered(study)) is None:
         # Where it is installed as a wheel, git would find another repository around it.
         git = ["git", f"--git-dir={ROOT / '.git'}", "rev-parse", "HEAD"]
-        done = subprocess.run(git, capture_output=True, encoding="utf-8")
-        commit = done.stdout.strip() if done.returncode == 0 else None
+        commit = None
+        with contextlib.suppress(OSError):  # without git
+            done = subprocess.run(git, capture_output=True, encoding="utf-8")
+            commit = done.stdout.strip() if done.returncode == 0 else None
         made = Registered(time.strftime("%Y-%m-%d %H:%M", time.gmtime()), commit, expectations(study))
     text = json.dumps(to_dict(made), indent=1, ensure_ascii=False) + "\n"
     write_atomically(study.folder / FILE_NAME, text)

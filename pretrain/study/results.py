@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import ModelConfig
 from model.errors import UserError, quote
+from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import diff_settings, load_run_config
 from pretrain.metrics.file import read_metrics
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
@@ -205,6 +206,12 @@ def failed_mark(planned: PlannedRun) -> Path:
     return planned.runs_dir / LOGS / f"{planned.name}.failed"
 
 
+def differing_settings(run: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The settings of two runs that differ, by name, without those that no result depends on."""
+    differing = diff_settings(run, other)
+    return {key: values for key, values in differing.items() if key.split(".")[0] not in NOT_THE_RUN}
+
+
 def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
     """Reject a folder with runs that were made with other settings: their results are not this study's.
 
@@ -218,12 +225,8 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
         path = planned.folder / "config.yaml"
         if not path.is_file() or recorded_result(study, planned) is not None:
             continue
-        differing = diff_settings(planned.run, load_run_config(path))
-        if listed := [
-            f"{key} {made} (now {now})"
-            for key, (now, made) in differing.items()
-            if key.split(".")[0] not in NOT_THE_RUN
-        ]:
+        differing = differing_settings(planned.run, load_run_config(path))
+        if listed := [f"{key} {made} (now {now})" for key, (now, made) in differing.items()]:
             if planned.variant in study.untuned:  # it was, before tune or pilot_seeds changed
                 valid = f"not tuned for the values that the file has now; {study.command('run')}"
                 raise UserError(f"study: {planned.variant}: {valid}")

@@ -454,6 +454,8 @@ def test_real_tokens_fall_back_to_the_standard_library(prism, tmp_path):
     source = SavedRun.open(run)
     held_out, name = source.real_tokens(3, 64)
     assert "held-out text of small" in name and held_out.shape == (3, 64)
+    short, name = source.real_tokens(1, 100_000)  # the held-out text is less than that
+    assert "standard library" in name and short.shape == (1, 100_000)
     source.state.run["data"] = str(tmp_path / "gone")
     elsewhere, name = source.real_tokens(3, 64)
     assert "standard library" in name and elsewhere.shape == (3, 64) and elsewhere.dtype == np.int64

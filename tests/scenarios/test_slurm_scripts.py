@@ -179,7 +179,9 @@ class Job:
         srun = f'[ ! -f {folder}/saves ] || rm -f "$FAILURES_FILE"; echo "$SUBMIT_LINE" > {folder}/line\n'
         record = f"JobId=7 TimeLimit={time_limit} Partition=big Account=(null) Command={ROOT}/slurm/124m.sh"
         scontrol = f'case "$*" in "show job"*) echo "{record} TresPerNode=gres:gpu:8 StdOut=x" ;;'
-        scontrol += f" requeue*) kill $PPID; touch {folder}/requeued ;; esac"
+        scontrol += (
+            f" requeue*) [ ! -f {folder}/stays ] || exit 1; kill $PPID; touch {folder}/requeued ;; esac"
+        )
         write_tools(folder / "tools", srun=f"{srun}exit $(cat {folder}/status)", scontrol=scontrol, sleep="")
 
     def start(self, status, saves, *arguments, script="slurm/124m.sh", cwd=ROOT, **environment):
@@ -232,6 +234,31 @@ def starts_of(job, lives, **environment):
 )
 def test_requeues_need_a_new_checkpoint(tmp_path, lives, limit, ends):
     assert starts_of(Job(tmp_path), lives, FAILURES=str(limit)) == ends
+
+
+def test_a_job_that_may_not_be_requeued_ends_as_its_tasks_did(tmp_path):
+    job = Job(tmp_path)
+    (tmp_path / "stays").touch()
+    assert not job.start(75, True) and job.code == 75
+    assert "SLURM does not requeue it" in job.said.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_studys_run_that_fails_for_good_is_marked(study, tmp_path):
+    """A pilot that diverges counts as tried."""
+    job, given = Job(tmp_path), [study, "--out", str(tmp_path / "o")]
+    mark = tmp_path / "o/logs/b-s2.failed"
+    start = {"script": "slurm/study.sh", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "7"}
+    for number in range(4):
+        assert job.start(1, False, *given, **start) == (number < 3)
+        assert mark.exists() == (number == 3)
+    assert "failed with exit status 1" in mark.read_text()
+    listed = subprocess.run(
+        [sys.executable, "-m", "pretrain.study", "list", *given], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "failed (job 7_3 failed with exit status 1)" in listed.stdout, listed.stderr
+    assert job.start(75, True, *given, **start) and not mark.exists()  # submitted again
+    assert not job.start(2, False, *given, **start) and mark.exists()
 
 
 def test_starts_that_died_with_their_node_are_counted(tmp_path):

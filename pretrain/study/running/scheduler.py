@@ -24,6 +24,7 @@ from pretrain.runtime.signals import STOPPED
 from pretrain.study import results
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.register import register
+from pretrain.study.tuning import write_tuned
 from pretrain.utils.files import read_tail, write_atomically
 from pretrain.utils.format import count_of, human_seconds, print_lines
 
@@ -132,8 +133,8 @@ def check_runs(study: Study) -> None:
 
 
 def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
-    """Write the study's file, the numbers of its runs (task_names), what it expects (register) and a recipe
-    for each run, or for *runs*, into its folder.
+    """Write the study's file, the numbers of its runs (task_names), what it expects (register), its tuned
+    values, and a recipe for each run, or for *runs*, into its folder.
 
     Writers of one study at a time write the same bytes.
 
@@ -148,6 +149,8 @@ def write_study(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:
         write_atomically(study.folder / results.CONFIGS / f"{planned.name}.yaml", recipe)
     write_atomically(study.folder / results.TASKS_FILE, "\n".join(results.task_names(study)) + "\n")
     write_atomically(study.folder / STUDY_FILE, study.text)
+    if study.tuned:  # by the recorded study that this one continues
+        write_tuned(study.folder, study.tuned)
     register(study)
 
 

@@ -70,6 +70,18 @@ def test_the_source_is_not_needed_again(source, small_folder, tmp_path):
     shutil.rmtree(copy)
     check_source(run)
     assert (run.folder / INITIAL_MODEL).is_file()
+    # Before the first step is saved, too, another source is another run.
+    unsaved = replace(run, runs_dir=str(tmp_path / "unsaved"))
+    shutil.copytree(run.folder, unsaved.folder)
+    shutil.rmtree(checkpoint_path(unsaved.folder, 1))
+    failures = []
+    for name in (str(copy), f"{copy}:11", "runs/b"):
+        given = replace(unsaved, init_from=name, model=name)
+        failures.append(run_distributed(session, 1, given, 1, timeout=300)[0][1])
+        shutil.rmtree(checkpoint_path(unsaved.folder, 1), ignore_errors=True)
+    assert failures[0] is None
+    assert f"init_from: {copy} at step 12 != {copy}:11" in failures[1]
+    assert f"init_from: {copy} at step 12 != runs/b" in failures[2]
     failure = run_distributed(session, 1, replace(run, steps=2), 1, timeout=300)[0][1]
     assert failure is None and SavedRun.open(run.folder).state.step == 2
 

@@ -6,10 +6,18 @@ import json
 
 import pytest
 
-from model.errors import UserError
 from pretrain.data.tokenizer import SentencePieceTokenizer
 from pretrain.diagnostics.command import list_runs, main
-from pretrain.diagnostics.comparison import bands, by_group, check_depth, difference, take_last, upper_half
+from pretrain.diagnostics.comparison import (
+    bands,
+    by_group,
+    describe_depths,
+    difference,
+    find_baselines,
+    take_last,
+    upper_half,
+)
+from pretrain.diagnostics.figures import differences
 from pretrain.diagnostics.measure import RunMeasures, measure_run, split_run_name
 from pretrain.metrics.file import read_metrics
 from tests.helpers.distributed import run_distributed
@@ -95,7 +103,7 @@ def test_a_folder_of_a_study_stands_for_its_runs(runs, tmp_path, capsys):
         assert main([str(study), "--sequences", "2", "--out", str(tmp_path)]) == 0
     finally:
         (study / "study.yaml").unlink()
-    said = "no run measured is of the study's baseline plain, large.flat, and differences are from rule"
+    said = "no run measured is of the study's baseline plain, large-flat, and differences are from rule"
     assert said in capsys.readouterr().err
 
 
@@ -107,7 +115,7 @@ def test_a_folder_of_a_study_names_runs_and_baseline_in_its_order(tmp_path, caps
     (tmp_path / "tasks.txt").write_text("b-s2\na-s1\nb-s1\n")
     for name in ("a-s1", "b-s1", "b-s2"):
         (tmp_path / name / "checkpoints" / "step_000006").mkdir(parents=True)
-    assert list_runs(tmp_path) == ([tmp_path / name for name in ("b-s2", "a-s1", "b-s1")], "b")
+    assert list_runs(tmp_path) == ([tmp_path / name for name in ("b-s2", "a-s1", "b-s1")], ["b"])
 
 
 @pytest.mark.slow
@@ -154,8 +162,32 @@ def test_differences_are_paired_by_seed():
     unseeded = difference(take_last([figures("c", [4.0, 5.0])], "attention_distance"), theirs)
     assert unseeded.values.tolist() == [[3.0, 3.0]], "in their order"
     assert list(by_group([*control, *other])) == ["a", "b"]
-    with pytest.raises(UserError, match="needs models of one depth"):
-        check_depth({"a": control, "c": [figures("c-s1", [1.0], layers=1)]}, "a")
+    assert not describe_depths({"a": control, "b": other})
+    deeper = describe_depths({"a": control, "c": [figures("c-s1", [1.0], layers=1)]})
+    assert deeper == "layers differ (2 in a, 1 in c): no differences by layer"
+
+
+def test_every_group_has_the_baseline_of_its_own_factor():
+    groups = ["adamw-uniform", "adamw-tapered", "muon-uniform", "muon-tapered", "sgd-tapered"]
+    found = find_baselines(groups, ["uniform"])
+    assert found == dict.fromkeys(groups[:2], groups[0]) | dict.fromkeys(groups[2:4], groups[2])
+    assert find_baselines(groups, ["muon-uniform"]) == dict.fromkeys(groups, "muon-uniform")
+    assert find_baselines(groups, ["prism"]) == {} == find_baselines(groups, [])
+    assert find_baselines(groups[:4], ["muon-tapered", "adamw-uniform"]) == {
+        **dict.fromkeys(groups[:2], "adamw-uniform"),
+        **dict.fromkeys(groups[2:4], "muon-tapered"),
+    }
+    tables = {
+        "D": {
+            name: take_last([figures(name, [float(i)])], "attention_distance")
+            for i, name in enumerate(groups)
+        }
+    }
+    drawn = differences(tables, found)["Δ D"]
+    assert {name: table.values.tolist() for name, table in drawn.items()} == {
+        "adamw-tapered − adamw-uniform": [[1.0]],
+        "muon-tapered − muon-uniform": [[1.0]],
+    }
 
 
 def test_bands_are_where_all_seeds_have_a_value():

@@ -57,7 +57,7 @@ def panels(figure):
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_curves_have_a_panel_for_each_measure_and_group(drawn, tmp_path, groups):
-    figures.draw_all(grouped(*"abc"[:groups]), "a", tmp_path)
+    figures.draw_all(grouped(*"abc"[:groups]), dict.fromkeys("abc", "a"), tmp_path)
     width, height = drawn["curves.png"].get_size_inches()
     assert 1 / 2 < width / height < 2
     shown = panels(drawn["curves.png"])
@@ -72,14 +72,14 @@ def test_curves_have_a_panel_for_each_measure_and_group(drawn, tmp_path, groups)
 
 @pytest.mark.parametrize("steps", [(100,), (1, 2)])
 def test_ticks_are_whole(drawn, tmp_path, steps):
-    figures.draw_all(grouped("a", "b", steps=steps), "a", tmp_path)
+    figures.draw_all(grouped("a", "b", steps=steps), {"b": "a"}, tmp_path)
     for name, figure in drawn.items():
         for title, axis in panels(figure).items():
             assert all(tick == round(tick) for tick in axis.get_xticks()), (name, title)
 
 
 def test_differences_to_the_baseline_with_what_does_not_compare_above(drawn, tmp_path):
-    figures.draw_all(grouped("a-s1", "a-s2", "b-s1", "b-s2"), "a", tmp_path, [NOTE], loss="val_bpb")
+    figures.draw_all(grouped("a-s1", "a-s2", "b-s1", "b-s2"), {"b": "a"}, tmp_path, [NOTE], loss="val_bpb")
     assert set(drawn) == {"curves.png", "layers.png", "difference.png", "difference_training.png"}
     assert all(figure.notes == [NOTE] for figure in drawn.values())
     by_layer, training = (panels(drawn[f"{name}.png"]) for name in ("difference", "difference_training"))

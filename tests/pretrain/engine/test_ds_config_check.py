@@ -179,6 +179,7 @@ OTHERS = [
     ('"fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16}', "off", ""),
     ('"amp": {"enabled": true, "opt_level": "O1"}', "rejected", '"bf16": {"enabled": "auto"}'),
     ('"bf16": {"enabled": true}', "works", ""),
+    ('"bf16": "auto"', "works", ""),
     ('"bf16": {"enabled": true, "bf16_master_weights_and_grads": true}', "rejected", "leave it out"),
     (
         '"activation_checkpointing": {"partition_activations": false, "number_checkpoints": null}',

@@ -67,3 +67,22 @@ def test_torch_takes_it(monkeypatch):
     monkeypatch.setattr(cpp_extension, "FileBaton", None)
     lock_by_process()
     assert cpp_extension.FileBaton is ProcessLock
+
+
+def test_a_lock_that_its_holder_removes_is_not_taken(tmp_path):
+    """Another process would lock a new file of that name at the same time."""
+    path = tmp_path / "lock"
+    first, second, third = (ProcessLock(str(path)) for _ in range(3))
+    assert first.try_acquire()
+    thread = threading.Thread(target=second.try_acquire, daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert thread.is_alive()
+    first.release()
+    thread.join(10)
+    assert not thread.is_alive()
+    with path.open() as there, pytest.raises(BlockingIOError):
+        fcntl.flock(there, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    second.release()
+    assert third.try_acquire()
+    third.release()

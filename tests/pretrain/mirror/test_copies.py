@@ -206,6 +206,16 @@ def test_one_that_is_deleted_meanwhile_is_passed_over(run, url, tmp_path):
     assert mirror.close() is None and (tmp_path / "mirror/one/latest").read_text() == "step_000002\n"
 
 
+def test_a_damaged_one_is_passed_over(run, url, tmp_path):
+    (write_checkpoint(run, 1) / "tensors/rank_1").write_bytes(b"rotten")
+    write_checkpoint(run, 2)
+    said = []
+    mirror = Mirror(url, run, said.append, SOON)
+    assert mirror.close() is None and (tmp_path / "mirror/one/latest").read_text() == "step_000002\n"
+    assert any("step_000001 is damaged (tensors/rank_1 " in line and "not copied" in line for line in said)
+    assert not mirror.is_safe(run / "checkpoints/step_000001")
+
+
 def copied(run, url, *steps):
     for step in steps:
         write_checkpoint(run, step)
@@ -329,3 +339,17 @@ def test_a_checkpoint_goes_when_its_copy_is_safe(run, monkeypatch, safe, free, k
 def test_only_as_many_go_as_make_room(run, monkeypatch):
     steps, _ = pruned(run, monkeypatch, lambda store: 10 if len(store.steps()) < 5 else 0, 1)
     assert steps == [2, 3, 4, 5]
+
+
+def test_what_was_not_copied_stays_when_the_hook_has_ended(run, monkeypatch):
+    """The thread that deletes may outlive it."""
+    session = SimpleNamespace(
+        run=SimpleNamespace(folder=run, checkpoint=CheckpointConfig(mirror="file:///nowhere")),
+        world=SimpleNamespace(is_main=True),
+    )
+    hook = MirrorHook(session)
+    hook._mirror = Known(1)
+    hook._mirror.close = lambda give_up: None
+    hook.close()
+    assert [hook.may_prune(write_checkpoint(run, step)) for step in (1, 2)] == [True, False]
+    assert hook.end(lambda: False) == []

@@ -25,6 +25,8 @@ BY_HAND = [
     ({"kind": "wsd", "warmup": 2, "decay": 4, "minimum": 0.2}, [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]),
     ({"kind": "linear", "warmup": 2, "minimum": 0.2}, [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]),
     ({"kind": "linear", "warmup": 0, "minimum": 0}, [0.75, 0.5, 0.25, 0]),
+    # A tenth of two steps is less than one.
+    ({"kind": "wsd", "warmup": 0, "decay": 0.1, "minimum": 0.2}, [1, 0.2]),
     # Without a warmup it starts below the peak by one step of the cosine.
     ({"warmup": 0, "minimum": 0}, [0.5, 0.0]),
 ]

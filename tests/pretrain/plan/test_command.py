@@ -247,6 +247,7 @@ def test_when_nothing_fits(capsys):
         (["--micro_batch", "3"], r"micro_batch: 3 does not divide the 64 sequences"),
         (["--stesp", "3"], r"--stesp: unknown flag; did you mean '--steps'"),
         (["--print_config"], r"print_config: a plan does not do that; give --print_config to head-sch"),
+        (["--compare", "--ds_config", "zero3_offload"], r"compare: it compares zero1, zero2 and zero3 as"),
         (["--compare", "--mfu", "0.4"], r"compare: it takes no --mfu; leave one of both out"),
         (["--ds_config", "none.json"], r"ds_config: cannot read 'none.json'"),
     ],

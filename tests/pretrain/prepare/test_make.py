@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pretrain.prepare import builtin, make
 from pretrain.prepare.assemble import SPLITS, Selection
 from pretrain.prepare.builtin import prepare_builtin
 from pretrain.prepare.make import describe_uneven_split, make_corpus
+from pretrain.prepare.sources.files import TextFiles
 from pretrain.prepare.sources.plain_files import BuiltinCorpus, PlainFiles
 from tests.helpers.corpora import TEXTS, byte_level, contents, texts_of
 from tests.helpers.launch import ROOT
@@ -54,6 +57,19 @@ def test_a_folder_with_the_same_corpus_is_left_alone_and_others_are_refused(smal
         with pytest.raises(UserError, match="exists and is not a corpus"):
             make_small(place)
     assert contents(tmp_path / "mine") == {"notes": b"precious"}
+
+
+def test_files_of_equal_name_size_and_time_are_all_read(small, tmp_path):
+    files = []
+    for name in "ab":
+        path = tmp_path / name / "part.jsonl"
+        path.parent.mkdir()
+        path.write_text("".join(json.dumps({"text": f"text {n} of {name}"}) + "\n" for n in range(20)))
+        os.utime(path, ns=(10**18, 10**18))
+        files.append(path)
+    made = Corpus.open(make_corpus(TextFiles(files), tmp_path / "out", small.tokenizer, Selection(0.2)))
+    found = sorted(text for split in SPLITS for text in texts_of(made, split))
+    assert found == sorted(f"text {n} of {name}" for n in range(20) for name in "ab")
 
 
 def test_several_processes_at_once_do_the_work_once(small_folder, tmp_path):

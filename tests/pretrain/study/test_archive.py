@@ -129,6 +129,12 @@ def test_what_a_record_lacks_is_trained_elsewhere_and_added_to_it(folder, tmp_pa
     assert first == "a GPU, 1 cores" and second.endswith(" cores")
     assert main(["record", str(folder), "--to", str(path)]) == 2
     assert "finished runs that would be lost, uniform-s3, rising-s3;" in capsys.readouterr().err
+    archive, text = json.loads(path.read_text()), path.read_text()
+    archive["study"]["settings"]["steps"] = 60
+    path.write_text(json.dumps(archive))
+    assert main(["record", str(folder), "--to", str(path)]) == 2  # the same runs, with other settings
+    assert "finished runs that would be lost, uniform-s1" in capsys.readouterr().err
+    path.write_text(text)
     assert main(["report", str(path), "--settings.steps", "90"]) == 2
     assert "error: settings.steps: a recorded study has its own" in capsys.readouterr().err
 
@@ -159,6 +165,7 @@ def test_a_record_keeps_pilots(tmp_path, monkeypatch, capsys):
     assert main(["record", "../results/s.json"]) == 0
     recorded = read_archive(Path("../results/s.json"), tmp_path / "none")
     assert recorded.untuned == []
+    assert load_study(Path("runs/s")).untuned == []  # jobs read the folder
     # The folder here has one pilot alone; the others' losses, by which it was tuned, would be lost.
     assert read_registered(load_study(Path("runs/s"))) == read_registered(recorded)
     assert main(["record", "runs/s", "--to", "other.json"]) == 2

@@ -40,3 +40,9 @@ def test_the_first_run_records_date_and_commit(tmp_path):
     assert lines[2] == "Status: confirmed." and lines[-1] == (
         "Changed since the first run: contrasts, predictions."
     )
+
+
+def test_without_git_the_commit_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    write_study(study(tmp_path))
+    assert json.loads((tmp_path / FILE_NAME).read_text())["commit"] is None
