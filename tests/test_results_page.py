@@ -134,6 +134,7 @@ def test_another_result_is_noticed(monkeypatch, tmp_path):
         results.view.cache_clear()
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_from_the_results(tmp_path):
     drawn = 0
     for page in results.PAGES:

@@ -126,6 +126,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.slow
 def test_the_groups_of_512_ranks():
     """Ranks that exist in name alone: docs/cluster.md has the counts."""
     command = [sys.executable, "-c", COUNT_GROUPS, *GROUPS]

@@ -59,6 +59,7 @@ def trained(corpus, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_it_learns_and_validation_is_that_of_the_saved_model(corpus, trained):
     saved = SavedRun.open(trained.folder)
     assert saved.model.classes == 2 and saved.load_model().classifier.out_features == 2
@@ -131,6 +132,7 @@ def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks)
     assert "held-out examples of letters" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_classifier_is_no_language_model(trained, capsys):
     assert generate.main([str(trained.folder), "--prompt", "a"]) == 2
     error = capsys.readouterr().err
@@ -156,6 +158,7 @@ def test_an_exported_classifier_has_the_runs_accuracy(corpus, trained, tmp_path,
     assert "pipeline_tag: text-classification" in (tmp_path / "hf/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_text_without_labels_and_another_task_are_refused(corpus, small_folder, trained, tmp_path):
     run = classifying(small_folder, tmp_path)
     assert "has no labels; valid: one written by" in run_distributed(session, 1, run)[0][1]

@@ -155,6 +155,7 @@ def imported(tmp_path, *case, **more):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "words"), [(24, "exact"), *slow([(32, "rounded")])])
 @pytest.mark.parametrize("tied", [False, *slow([True])])
 def test_a_folded_divisor(tied, base, words, tmp_path, capsys):
@@ -180,6 +181,7 @@ def test_a_folded_divisor(tied, base, words, tmp_path, capsys):
     assert "| parametrization | standard |" in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_plain_format_holds_the_divisor(tmp_path, capsys):
     changes = {"heads": (2, 4, 1), "qk_norm": "weighted", "attention_scale": "head_dim"}
     run, out, native = imported(tmp_path, "mup", True, **changes), tmp_path / "out", tmp_path / "native"

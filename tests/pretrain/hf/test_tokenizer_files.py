@@ -49,6 +49,7 @@ def test_ids_are_equal_on_awkward_texts(exported):
         assert theirs.decode(ids) == ours.decode(ids) == text
 
 
+@pytest.mark.slow
 def test_ids_are_equal_on_real_text(exported):
     ours, folder = exported
     texts = [document.text for _, document in zip(range(40), BuiltinCorpus().documents(), strict=False)]

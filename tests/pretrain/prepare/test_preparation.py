@@ -334,6 +334,7 @@ def test_selection_against_a_plain_loop(
     assert corpus.meta.skipped.get("duplicate", 0) == looked_at - len(kept)
 
 
+@pytest.mark.slow
 def test_the_cap_does_not_depend_on_processes_and_spares_work(texts, tokenizer_folder, tmp_path, monkeypatch):
     # The first unit alone reaches 4,000 tokens; 33,000 take several, which processes finish in any order.
     for cap, processes in ((4000, 2), (33_000, 3)):

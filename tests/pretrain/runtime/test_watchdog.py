@@ -26,6 +26,7 @@ def run(body: str, folder) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_stacks_are_written_and_the_process_ends(tmp_path):
     body = """
 def hang_here():
@@ -64,6 +65,7 @@ with Watchdog(0.5, folder / "stacks", 3, grace=0.2) as dog:
             (tmp_path / "stacks/nccl_rank_3").unlink()
 
 
+@pytest.mark.slow
 def test_beats_keep_it_quiet(tmp_path):
     ended: list[int] = []
     with Watchdog(0.4, tmp_path, 0, end=ended.append, grace=0) as dog:
@@ -74,6 +76,7 @@ def test_beats_keep_it_quiet(tmp_path):
     assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", [*slow([True]), False])
 def test_an_error_after_the_time_follows_from_the_hang(tmp_path, silent):
     """As of a connection to a rank that has ended, in a process that was stopped meanwhile."""
@@ -88,6 +91,7 @@ with Watchdog(0.5, folder / "stacks", 0, grace=0.2) as dog:
     assert ("Traceback" in done.stderr) != silent and ("error: watchdog" in done.stderr) == silent
 
 
+@pytest.mark.slow
 def test_zero_turns_it_off(tmp_path):
     with Watchdog(0, tmp_path, 0):
         assert "watchdog" not in [thread.name for thread in threading.enumerate()]

@@ -48,16 +48,19 @@ def kept():
     return int(faults)
 
 
+@pytest.mark.slow
 def test_pages_of_freed_tensors_are_used_again(kept):
     _, without = printed("print('untouched')")
     assert 10 * kept < int(without)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cpu_does_it(kept):
     device, faults = printed(START)
     assert device == "cpu" and int(faults) < 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables", [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
 )

@@ -19,6 +19,7 @@ from pretrain.data.tokenizer import load_tokenizer
 from pretrain.prepare import command
 from pretrain.prepare.sources.files import TextFiles
 from tests.helpers.corpora import TEXTS, byte_level, contents
+from tests.helpers.marks import slow
 from tests.helpers.refusals import refusal, refused
 
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -118,7 +119,7 @@ def test_a_pipe_makes_the_corpus_of_the_same_file(tmp_path, capsys):
     assert "holds another corpus" in refusal(capsys, command.main, *arguments, *common)
 
 
-@pytest.mark.parametrize("is_pipe", [True, False])
+@pytest.mark.parametrize("is_pipe", [True, *slow([False])])
 def test_standard_input_is_text(is_pipe, tmp_path):
     (tmp_path / "text.jsonl").write_bytes(LINES)
     options = "--format jsonl --train_tokenizer 300 --processes 1 --out out"

@@ -14,6 +14,7 @@ from scipy import stats
 from pretrain.study.planning import parse_study
 from pretrain.study.statistics.effects import Effects
 from pretrain.study.statistics.paired import fits_disagree
+from tests.helpers.marks import slow
 
 LAYERS = {f"heads[{layer}]": [2, 4, 8, 16] for layer in range(4)}
 
@@ -201,7 +202,7 @@ def test_too_few_runs_are_said():
     assert len(Effects(found, values).data) == 15
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *slow(range(2, 8))])
 @pytest.mark.parametrize(
     "choice", [[0.98], [0.98] * 30 + [0.97], [0.97, *[0.98] * 4, 0.99]], ids=["1", "2", "3"]
 )
