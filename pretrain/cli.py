@@ -31,14 +31,14 @@ SHELLS = {
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "convert": ("pretrain.convert", "checkpoints to Hugging Face format, and back"),
     "evaluate": ("pretrain.evaluation.command", "zero-shot scores, with lm-eval"),
-    "diagnose": ("pretrain.diagnostics.command", "attention and more of runs, by layer"),
+    "diagnose": ("pretrain.diagnostics.command", "measure attention, residual writes and weights by layer"),
     "growth": ("pretrain.growth.__main__", "what grew, and what each head is worth"),
     "plot": ("pretrain.plots.command", "curves of runs, side by side"),
     "presets": ("pretrain.presets", "the available models, and pictures of them"),
     "prepare": ("pretrain.prepare.command", "a corpus from your text, or from the hub"),
     "plan": ("pretrain.plan.command", "memory, communication and time of a run"),
     "generate": ("pretrain.generate", "continue a text with a trained model"),
-    "study": ("pretrain.study.command", "variants over seeds: run, report, how many"),
+    "study": ("pretrain.study.command", "train and compare variants over seeds"),
 }
 """Module with a ``main`` and description of each command except train."""
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w.]*")

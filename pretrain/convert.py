@@ -1,4 +1,4 @@
-"""From a run to a Hugging Face folder, with proof: ``head-schedules convert runs/NAME --out DIR``.
+"""Export a run to Hugging Face format and verify its logits: ``head-schedules convert runs/NAME --out DIR``.
 
 Reads any checkpoint (ZeRO stage, data- and tensor-parallel size) on one machine without a GPU, writes
 safetensors, configuration, tokenizer and model card, loads the folder afresh and compares its logits with our
@@ -56,7 +56,7 @@ def run_convert(arguments: Sequence[str]) -> None:
     Raises:
         UserError: bad input, or an export that does not compute what the run's model computes.
     """
-    description = "From a run to a Hugging Face folder, with proof."
+    description = "Export a run to Hugging Face format and verify its logits."
     options = parse_options(
         ConvertOptions, arguments, "head-schedules convert", description, positional=["run"]
     )

@@ -29,7 +29,7 @@ class GenerateOptions:
     model: str
     """an exported folder, or a run's folder such as runs/NAME"""
     prompt: str = ""
-    """text to continue; without it, a document from nothing"""
+    """text to continue (default: start a new document)"""
     tokens: PositiveInt = 200
     """at most this many"""
     temperature: NonNegativeFloat = 0.8

@@ -186,8 +186,8 @@ class RunConfig:
     keeps its first choice."""
     attention: Literal["auto", "blocks", "torch"] = "auto"
     """How attention is computed. torch uses torch's kernels. blocks multiplies blocks of queries, which is
-    faster on a CPU in bf16 and rounds more. auto is blocks there up to 512 tokens, else torch. A resumed run
-    keeps its first choice."""
+    faster on a CPU in bf16 and rounds more. auto is blocks there up to 512 tokens without
+    document masks, else torch. A resumed run keeps its first choice."""
     threads: PositiveInt | None = None
     """CPU threads per rank; by default the cores are divided among the ranks. A resumed run keeps its first
     choice."""

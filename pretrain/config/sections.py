@@ -75,8 +75,8 @@ class MuonConfig:
     and element gates (rows) and o (columns); a number for groups of that many neighbouring heads (arXiv
     2605.08933). The last group is smaller where the number does not divide the layer's heads."""
     scale: MuonScale = "rms"
-    """Factor of the orthogonal update of rows x cols: 0.2 sqrt(max(rows, cols)), so that rates of AdamW carry
-    over (arXiv 2502.16982); sqrt(rows / cols) (arXiv 2310.17813); or 1."""
+    """Factor of the orthogonal update of rows x cols. rms is 0.2 sqrt(max(rows, cols)), with which rates of
+    AdamW carry over (arXiv 2502.16982); spectral is sqrt(rows / cols) (arXiv 2310.17813); unit is 1."""
     momentum: Beta = 0.95
     """Decay rate of the momentum."""
     nesterov: bool = True
@@ -216,7 +216,7 @@ class MaturityConfig:
     settled: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Settled is a drift between two probes of at most this share of the largest one so far."""
     patience: PositiveInt = 2
-    """Probes in a row that must find it so."""
+    """Consecutive probes that must find the model settled."""
     sequences: PositiveInt = 8
     """Held-out windows that a probe reads."""
     positions: PositiveInt = 64
@@ -233,8 +233,8 @@ class LLRConfig:
 
     apply: Literal["none", "each", "shuffled", "mean", "embeddings"] = "none"
     """Which factors multiply learning rates. each gives every matrix its own factor, as in the paper. The
-    other values are controls: the factors shuffled among the matrices (embeddings and head keep theirs),
-    their mean for all matrices, or only the factors of embeddings and head."""
+    other values are controls. shuffled exchanges the factors among the matrices (embeddings and head keep
+    theirs), mean gives all matrices their mean, and embeddings keeps only those of embeddings and head."""
     measure: Literal["exponent", "excess"] = "exponent"
     """exponent measures the tail exponent, as in the paper; excess subtracts that of a random matrix of the
     same shape."""

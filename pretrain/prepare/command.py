@@ -159,6 +159,8 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     tokenizer = size if options.tokenizer is None else load_tokenizer(options.tokenizer)
     check_tokenizer(tokenizer)
     out = Path(options.out)
+    if out.name in ("", ".."):  # its lock is next to it
+        out = Path(os.path.realpath(out))
     copies = temporary_path(out.parent / f"{out.name}.pipes")
     with pipes_as_files([*options.text, *options.validation_text], copies, print_lines) as paths:
         count = len(options.text)
