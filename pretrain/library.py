@@ -123,6 +123,10 @@ def check_run(run: RunConfig, ds_config: str) -> dict[str, Any]:
         UserError: what is set in the environment, the model, the ds_config, or both together.
     """
     check_environment()
+    if run.checkpoint.mirror is not None:
+        from pretrain.mirror.copies import fetch_initial_model
+
+        fetch_initial_model(run)
     run.build_model_config()  # an unknown preset, or heads that do not divide
     from pretrain.engine.ds_config import check_against_run
     from pretrain.engine.ds_config_check import read_ds_config

@@ -26,13 +26,18 @@ from model.declared import declared, from_dict, to_dict
 from model.errors import UserError, quote
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
+from pretrain.config.model_file import split_step
+from pretrain.config.run_config import INITIAL_MODEL, RunConfig
 from pretrain.mirror.object_store import Store
 from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
 from pretrain.utils.format import log_line, print_lines
 from pretrain.utils.parsing import read_json
 
 RECORD = "mirror.json"
-OF_THE_RUN = ("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl", "evaluation.jsonl")
+OF_THE_RUN = (
+    *("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl", "evaluation.jsonl"),
+    INITIAL_MODEL,
+)
 """Files that describe a run, copied with each checkpoint."""
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
@@ -213,6 +218,20 @@ def _identity(run_folder: Path, name: str) -> str | None:
 
 def _write_record(run_folder: Path, url: str, safe: dict[str, str]) -> None:
     write_atomically(run_folder / RECORD, json.dumps(to_dict(Record(url, safe)), indent=1))
+
+
+def fetch_initial_model(run: RunConfig, open_store: Callable[[str, str], Store] = Store) -> None:
+    """Fetch the description of the model that a lost run began with (``init_from``), if its source is gone
+    too: the run's settings alone then describe no model. Where the store has none nothing happens."""
+    if run.checkpoint.mirror is None or run.init_from is None or checkpoint_steps(run.folder):
+        return
+    kept = run.folder / INITIAL_MODEL
+    if not kept.exists() and not Path(split_step(run.init_from)[0]).is_dir():
+        with suppress(Exception):  # of any class; what is missing is then reported where it is needed
+            text = open_store(run.checkpoint.mirror, run.folder.name).text(INITIAL_MODEL)
+            if text is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(kept, text)
 
 
 def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], Store] = Store) -> list[str]:

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from model.errors import UserError
+from model.presets import preset
 from pretrain.checkpoint.manifest import MANIFEST, verify, write_manifest
 from pretrain.checkpoint.store import CheckpointStore
+from pretrain.config.run_config import INITIAL_MODEL, RunConfig
 from pretrain.config.sections import CheckpointConfig
 from pretrain.mirror import hook as hook_module
-from pretrain.mirror.copies import RECORD, Mirror, restore_lost
+from pretrain.mirror.copies import RECORD, Mirror, fetch_initial_model, restore_lost
 from pretrain.mirror.hook import MirrorHook
 from pretrain.mirror.object_store import Store, check_mirror
 from pretrain.utils.files import file_entry
@@ -236,6 +238,22 @@ def test_a_lost_run_comes_back(run, url, tmp_path):
     assert json.loads(after.pop(f"checkpoints/step_000003/{MANIFEST}"))["files"]
     assert after.items() <= before.items() and verify(run / "checkpoints/step_000003") is None
     assert restore_lost(url, tmp_path / "runs/other") == []  # nothing is known of it
+
+
+def test_a_lost_run_knows_the_model_that_it_began_with(run, url, tmp_path):
+    """Where the source of its weights is gone too."""
+    model = preset("prism-nano")
+    (run / INITIAL_MODEL).write_text(json.dumps(model.to_json()))
+    copied(run, url, 3)
+    shutil.rmtree(run)
+    given = {"model": "hf/gone", "init_from": "hf/gone", "name": "one", "runs_dir": str(run.parent)}
+    lost = RunConfig(**given, checkpoint=CheckpointConfig(mirror=url))
+    with pytest.raises(UserError, match="'hf/gone' is not a folder"):
+        lost.build_model_config()
+    fetch_initial_model(lost)
+    assert lost.build_model_config() == model
+    restore_lost(url, run)
+    assert verify(run / "checkpoints/step_000003") is None and (run / INITIAL_MODEL).exists()
 
 
 @pytest.mark.parametrize(
