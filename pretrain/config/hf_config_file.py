@@ -297,11 +297,17 @@ def read_model(folder: str | Path) -> FolderModel:
                 f"{where}: architectures {quote(name)} is not supported; what is missing here: its head; "
                 "valid: a language model"
             )
+    base = written.get("rope_theta", ...)  # the older name of that in rope_parameters
     for rope in (
         written.get("rope_scaling"),
         written.get("rope_parameters"),
     ):  # the older name, the newer one
         if isinstance(rope, dict):
+            if base is not ... and base != (inner := rope.get("rope_theta", base)):
+                raise UserError(
+                    f"{where}: rope_theta {quote(base)} contradicts the {quote(inner)} of rope_parameters; "
+                    "give one of them"
+                )
             scaling = rope.get("rope_type", rope.get("type"))
             kept = written.get("rope_type") if scaling in (None, "default") else scaling
             written = written | rope | {"rope_type": kept}

@@ -60,6 +60,8 @@ TAKEN = {
 NONE_OF_IT = {("zero", "intermediate_size", "native")}  # a model without feed-forward networks
 NEEDED = {("true", "attention_bias", "native")}
 NEEDED |= {("null", "head_dim", "qwen3"), ("null", "sliding_window", "qwen3")}
+# There the base is also in rope_parameters.
+NEEDED |= {(kind, "rope_theta", name) for kind in ("billion", "fraction") for name in ("llama", "qwen3")}
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -92,6 +94,18 @@ def test_each_field_is_checked_for_each_kind_of_value(exported, kind):
         with refused(begins=f"model: {folder}/config.json"):
             checked(folder, text)
             pytest.fail(f"{name}: {KINDS[kind]!r} was taken")
+
+
+def test_the_rotary_base_may_be_written_twice(exported):
+    folder, config = exported
+    if "rope_parameters" not in config:
+        return
+    base = config["rope_parameters"]["rope_theta"]
+    assert config["rope_theta"] == base
+    once = {name: value for name, value in config.items() if name != "rope_theta"}
+    assert checked(folder, json.dumps(config)).model == checked(folder, json.dumps(once)).model
+    with refused("rope_theta 5000 contradicts the 10000.0", begins=f"model: {folder}/config.json"):
+        checked(folder, json.dumps(config | {"rope_theta": 5000}))
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, "{", "[]", "null", '{"a": 1, "a": 2}', "\0", "{}", "9" * 5000])
