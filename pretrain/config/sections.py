@@ -161,8 +161,8 @@ class LoggingConfig:
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
     """Mode of Weights & Biases, which never prompts. auto follows WANDB_MODE, and without it writes nothing.
     online falls back to offline where nobody is logged in."""
-    wandb_project: str = "head-schedules"
-    """Project that runs are filed under."""
+    wandb_project: str | None = None
+    """Project that runs are filed under; by default that of WANDB_PROJECT, else head-schedules."""
     tensorboard: bool = False
     """Whether event files for TensorBoard are written into the run's folder."""
     sample: NonNegativeInt = 96

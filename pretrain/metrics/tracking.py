@@ -44,7 +44,8 @@ class WandbLogger:
         tags: to find the run by; WANDB_TAGS come first.
         newest_step: the newest step that earlier sessions have logged.
         report: where to say what wandb does; called from the thread.
-        filed: further arguments of wandb.init, such as the project and the run's configuration.
+        project: what the run is filed under; by default WANDB_PROJECT, else head-schedules.
+        filed: further arguments of wandb.init, such as the run's configuration.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class WandbLogger:
         *,
         mode: str = "auto",
         group: str | None = None,
+        project: str | None = None,
         tags: Sequence[str] = (),
         newest_step: int = 0,
         report: Callable[[str], None] = print,
@@ -71,6 +73,8 @@ class WandbLogger:
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         if group is not None and "WANDB_RUN_GROUP" not in os.environ:
             filed["group"] = group[:MOST_GROUP]
+        if project is not None or "WANDB_PROJECT" not in os.environ:
+            filed["project"] = project or "head-schedules"
         if tags and "WANDB_TAGS" not in os.environ:
             filed["tags"] = [tag[:MOST_TAG] for tag in tags]
         try:

@@ -22,7 +22,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     module.init.return_value.url = "https://example.org/run"
     module.init.return_value.step = 0
     monkeypatch.setitem(sys.modules, "wandb", module)
-    for name in ("WANDB_MODE", "WANDB_RUN_GROUP", "WANDB_TAGS"):
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     return module
@@ -125,6 +125,16 @@ def test_runs_are_filed_by_group_and_tags(
     WandbLogger(tmp_path, mode="offline", report=lambda line: None, **labels).close(10)
     assert started(fake, "group") == [None if given else "g" * 128]
     assert started(fake, "tags") == [None if given else ["t" * 64]]
+
+
+def test_the_project_is_the_settings_or_the_environments(
+    fake: MagicMock, tmp_path: Path, monkeypatch
+) -> None:
+    for given, project in ((None, None), ("theirs", None), ("theirs", "ours")):
+        if given:
+            monkeypatch.setenv("WANDB_PROJECT", given)
+        WandbLogger(tmp_path, mode="offline", report=lambda line: None, project=project).close(10)
+    assert started(fake, "project") == ["head-schedules", None, "ours"]
 
 
 def test_all_sessions_of_a_run_can_be_sent(fake: MagicMock, tmp_path: Path) -> None:
