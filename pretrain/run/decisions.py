@@ -65,6 +65,13 @@ class Decision(Generic[T]):
     value: T
     reason: str
     """Why, in a phrase."""
+    kept: T | None = None
+    """What checkpoints keep in place of a value that this session alone needs."""
+
+    @property
+    def recorded(self) -> T:
+        """What a checkpoint keeps."""
+        return self.value if self.kept is None else self.kept
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class Decisions:
     def to_record(self) -> Decided:
         """What a checkpoint keeps, so that a resumed run makes the same choices."""
         return Decided(
-            self.compile.value, self.fused.value, self.attention.value, self.batch.value.micro_batch
+            self.compile.recorded, self.fused.recorded, self.attention.recorded, self.batch.value.micro_batch
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -211,7 +218,8 @@ def _compile(
     if isinstance(run.compile, bool):
         return Decision(run.compile, AS_SET)
     if stage == 3:
-        return Decision(False, "not at ZeRO stage 3, whose hooks split every block")
+        kept = saved.decided.compile if saved.decided is not None else None
+        return Decision(False, "not at ZeRO stage 3, whose hooks split every block", kept)
     same_device = saved.world is None or saved.world.device == facts.device
     if saved.decided is not None and same_device and not (saved.decided.compile and facts.missing_compiler):
         return Decision(saved.decided.compile, AS_BEGUN)
@@ -237,7 +245,7 @@ def _fused(run: RunConfig, stage: int, compiled: bool, saved: TrainingState, fac
     if saved.decided is not None:
         before = saved.decided.fused
         if before == "all" and stage == 3:
-            return Decision("loss", "ZeRO stage 3 gathers layer by layer")
+            return Decision("loss", "ZeRO stage 3 gathers layer by layer", before)
         return Decision(before, AS_BEGUN)
     if facts.device == "cuda" and stage < 3 and compiled:
         return Decision("all", "compiled on a GPU")

@@ -134,3 +134,7 @@ def test_nothing_that_is_given_changes_and_the_result_is_plain() -> None:
     assert all(entry["reason"] for entry in plain.values())
     assert plain["ds_config"]["value"]["bf16"]["enabled"] is True
     assert made.to_record() == Decided(False, "none", "torch", 2)
+    before = saved(GPU, fused="all", compile=True)
+    at_3 = decided(GPU, 3, before)
+    assert (at_3.compile.value, at_3.fused.value) == (False, "loss")
+    assert before.decided is not None and at_3.to_record() == before.decided  # back at stage 2 it goes on so
