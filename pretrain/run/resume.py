@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -110,13 +111,15 @@ def resets_optimizer(saved: TrainingState, run: RunConfig) -> bool:
     return before != run.optimizer.kind
 
 
-def _is_origin(origin: str, init_from: str) -> bool:
-    """Whether *origin*, a phrase of initial_weights.Source, names the source *init_from*."""
-    name, step = split_step(init_from)
-    begin = f"{escape_controls(name)} at step "
-    return origin in (escape_controls(name), init_from) or (
-        origin.startswith(begin) if step is None else origin == f"{begin}{step:,}"
-    )
+def _is_source(run: RunConfig, origin: str) -> bool:
+    """Whether ``init_from`` is where a run's weights of step 0 are from: *origin* is a phrase of
+    initial_weights.Source, and empty for an import, whose settings name its own folder."""
+    name, step = split_step(str(run.init_from))
+    if not origin:
+        return os.path.realpath(name) == os.path.realpath(run.folder)
+    shown = escape_controls(name)
+    begin = f"{shown} at step "
+    return origin == shown or (origin.startswith(begin) if step is None else origin == f"{begin}{step:,}")
 
 
 def _read_earlier_request(saved: TrainingState) -> RunConfig:
@@ -180,8 +183,8 @@ def check_resume(
             ("document_mask", asked.document_mask, run.document_mask),  # in effect another model
         ):
             differences += [f"{name}: {earlier} != {later}"] if earlier != later else []
-    elif run.init_from is not None and not _is_origin(saved.origin, run.init_from):
-        differences.append(f"init_from: {saved.origin} != {run.init_from}")
+    elif run.init_from is not None and not _is_source(run, saved.origin):
+        differences.append(f"init_from: {saved.origin or 'an import'} != {run.init_from}")
     for key in ("tokenizer", "data", "validation"):
         before, now = getattr(saved.data, key), getattr(state.data, key)
         if not before or before == now:  # an imported model knows its tokenizer, not the data

@@ -187,6 +187,16 @@ def test_an_import_begins_runs_of_other_names(source, small_folder, tmp_path, ca
         run = begun(begins_with, small_folder, tmp_path, f"--name {name}")
         found = weights(run.folder, 0)
         assert all(torch.equal(found[key][:600], expected[key][:600]) for key in expected)
+    # Under its own name the import continues; it is not another source's run.
+    flags = f"--config {imported}/config.yaml --data {small_folder} --global_batch_tokens 512 --micro_batch 2"
+    flags += " --precision fp32 --steps 1 --validation.every 0 --checkpoint.background false"
+    own = parse_command_line(flags.split()).run
+    failures = [
+        run_distributed(session, 1, run, 1, timeout=300)[0][1]
+        for run in (replace(own, init_from=str(folder)), own)
+    ]
+    assert f"init_from: an import != {folder}" in failures[0]
+    assert failures[1] is None and SavedRun.open(imported).state.step == 1
 
 
 def test_a_run_says_what_is_not_the_sources():
