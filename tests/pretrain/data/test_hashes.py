@@ -16,9 +16,10 @@ import pytest
 from pretrain.data import hashes
 from pretrain.data.corpus import Corpus
 from pretrain.data.hashes import REMEMBERED, HashCheck, files_seen
+from pretrain.runtime.signals import STOPPED, Stopped
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
-from tests.helpers.training import curve, nano_run, session
+from tests.helpers.training import build, curve, fit, nano_run, session
 
 
 @pytest.fixture
@@ -83,6 +84,37 @@ def slowly(run: Any) -> tuple[Any, int]:
         mock.patch.object(hashes, "damage", wraps=hashes.damage) as read,
     ):
         return session(run), read.call_count
+
+
+def stopped(run: Any) -> tuple[int | None, bool]:
+    """A session that is asked to stop at its first step, while a file is read that takes for ever: the step
+    that it saved, and whether the reading was still going on."""
+    state, released = hashes._state, threading.Event()
+
+    def endless(path: Path, entry: Any) -> str:
+        if threading.current_thread() is not threading.main_thread():
+            released.wait(60)
+        return state(path, entry)
+
+    with mock.patch.object(hashes, "_state", endless):
+        opened = build(run)
+        listener = opened.trainer.control.listener
+        assert listener is not None
+        listener._ask("a test", STOPPED)
+        try:
+            fit(opened)
+        except Stopped as stop:
+            return stop.saved_step, opened.trainer.hashes.running
+        finally:
+            released.set()
+    return None, False
+
+
+def test_a_stop_does_not_wait_for_the_reading(copied, tmp_path):
+    run = nano_run(copied, tmp_path / "runs")
+    assert run_distributed(stopped, 1, run, timeout=120) == [(1, True)]
+    assert (run.folder / "checkpoints/step_000001/manifest.json").is_file()
+    assert run_distributed(session, 1, run, timeout=120)[0][1] is None  # the next session reads, and goes on
 
 
 @pytest.mark.slow
