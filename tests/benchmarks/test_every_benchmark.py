@@ -84,6 +84,7 @@ def test_a_benchmark_prints_and_writes_its_figures(name, tmp_path):
     assert json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory", "traffic"])
 def test_bad_input_is_one_line(name):
     arguments = ["nope"] if name == "traffic" else ["--model", "nope"]
