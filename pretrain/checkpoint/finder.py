@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,34 +10,13 @@ from pathlib import Path
 
 from model.errors import UserError
 from pretrain.checkpoint.manifest import MANIFEST, verify
-from pretrain.config.model_file import STEP_FOLDER
 from pretrain.utils.files import open_regular
-
-
-def checkpoint_steps(run_folder: Path) -> list[int]:
-    """Steps that have a finished checkpoint in a run's folder, ascending.
-
-    Raises:
-        UserError: the folder is there, but cannot be read.
-    """
-    try:
-        # scandir tells folders from files as they were listed. Checking each of them afterwards would miss
-        # those that a run has pruned meanwhile: every checkpoint of a run that keeps only one.
-        with os.scandir(_checkpoints_folder(run_folder)) as entries:
-            # A broken link also counts: opening it reports what is wrong.
-            folders = [e.name for e in entries if e.is_dir(follow_symlinks=False) or e.is_symlink()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise UserError(
-            f"run: {error.filename} cannot be read ({error.strerror}); give a run's folder"
-        ) from None
-    return sorted(int(found[1]) for found in map(STEP_FOLDER.fullmatch, folders) if found)
+from pretrain.utils.run_folder import checkpoint_path, checkpoint_steps, checkpoints_folder
 
 
 def is_run(folder: str | Path) -> bool:
     """Whether *folder* looks like a run's folder (and not like an exported model)."""
-    return _checkpoints_folder(Path(folder)).is_dir()
+    return checkpoints_folder(Path(folder)).is_dir()
 
 
 def require_steps(folder: str | Path, step: int | None = None) -> list[int]:
@@ -61,11 +39,6 @@ def require_steps(folder: str | Path, step: int | None = None) -> list[int]:
             f"step: no checkpoint of step {step} in {str(folder)!r}; the nearest is that of {nearest}"
         )
     return [step]
-
-
-def checkpoint_path(run_folder: Path, step: int) -> Path:
-    """Folder of the checkpoint of *step*."""
-    return _checkpoints_folder(run_folder) / f"step_{step:06d}"
 
 
 def newest_valid(
@@ -117,7 +90,3 @@ def claim(folder: Path) -> Iterator[bool]:
         except OSError:  # damaged, or on a file system without locks
             pass
         yield free
-
-
-def _checkpoints_folder(run_folder: Path) -> Path:
-    return run_folder / "checkpoints"

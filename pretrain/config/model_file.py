@@ -16,11 +16,10 @@ from model.presets import preset
 from pretrain.config.flag_aliases import suggest_flag
 from pretrain.config.hf_config_file import read_model
 from pretrain.utils.parsing import read_json, read_json_object
+from pretrain.utils.run_folder import checkpoint_path, checkpoint_steps
 
 SOURCES = "a run's folder (RUN or RUN:STEP) or that of a Hugging Face model"
 """What weights may come from."""
-STEP_FOLDER = re.compile(r"step_([0-9]{6,12})")
-"""The name of a checkpoint's folder."""
 
 
 def load_named_model(name: str) -> ModelConfig:
@@ -65,12 +64,11 @@ def load_model(name: str, weights: bool = False) -> ModelConfig:
         if weights and step is None:
             return read_model(folder).model
         hint = f"--init_from {shlex.quote(text)} begins a run with its weights"
-    names = [each.name for each in folder.glob("checkpoints/*")]
-    steps = [int(found[1]) for found in map(STEP_FOLDER.fullmatch, names) if found]
+    steps = checkpoint_steps(folder)
     if not steps:
         raise UserError(f"model: {text} holds no checkpoint; {hint}")
-    checkpoint = f"step_{max(steps) if step is None else step:06d}"
-    state = read_json_object(folder / "checkpoints" / checkpoint / "state.json", "model", f"; {hint}")
+    checkpoint = checkpoint_path(folder, steps[-1] if step is None else step)
+    state = read_json_object(checkpoint / "state.json", "model", f"; {hint}")
     return ModelConfig.from_json(state.get("model", {}))
 
 

@@ -102,7 +102,7 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
             f"baseline: no run of a group {options.baseline!r} was given; groups are {groups_given}"
         )
     names = [] if options.baseline else [name for _, baselines in listed for name in baselines]
-    baselines = find_baselines(known, names) if names else {}
+    baselines = find_baselines(known, names)
     if names and not baselines:
         others = f"no run measured is of the study's baseline {', '.join(names)}"
         others += f", and differences are from {known[0]}"

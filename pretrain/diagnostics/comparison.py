@@ -100,17 +100,19 @@ def find_baselines(groups: Sequence[str], names: Sequence[str]) -> dict[str, str
     """
     baselines = [name for name in names if name in groups]
     baselines = baselines or [each for each in groups if each.endswith(tuple(f"-{name}" for name in names))]
+    if not baselines:
+        return {}
     if len(baselines) == 1:
         return dict.fromkeys(groups, baselines[0])
 
-    def shared(group: str, baseline: str) -> int:
+    def count_shared(group: str, baseline: str) -> int:
         same = zip(group.split("-"), baseline.split("-"), strict=False)
         return sum(1 for _ in itertools.takewhile(lambda parts: parts[0] == parts[1], same))
 
     found = {}
-    for group in groups if baselines else ():
-        nearest = max(baselines, key=lambda each: shared(group, each))
-        if shared(group, nearest):
+    for group in groups:
+        nearest = max(baselines, key=lambda each: count_shared(group, each))
+        if count_shared(group, nearest):
             found[group] = nearest
     return found
 

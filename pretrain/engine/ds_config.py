@@ -43,8 +43,9 @@ def bf16_by(run: RunConfig, ds_config: dict[str, Any]) -> tuple[bool, str] | Non
     requested = {"auto": None, "bf16": True, "fp32": False}[run.precision]
     if enabled != "auto":
         if requested is not None and requested != enabled:
-            there = f"bf16.enabled={str(enabled).lower()} in the ds_config" if given else "the ds_config, "
-            there += "" if given else "which has no bf16.enabled"
+            there = "the ds_config, which has no bf16.enabled"
+            if given:
+                there = f"bf16.enabled={str(enabled).lower()} in the ds_config"
             raise UserError(
                 f'precision: {run.precision} contradicts {there}; write "bf16": {{"enabled": "auto"}} there'
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pretrain.hf.model_folder import check_folder, check_model, read_weights
 from pretrain.hf.new_folder import is_as_written
 from pretrain.hf.tokenizer_files import TEMPLATE_NOTE, has_template
 from pretrain.run.saved import SavedRun
+from pretrain.runtime.environment import environment_rank
 from pretrain.runtime.hardware import detect_device
 from pretrain.utils.format import log_line
 
@@ -72,7 +72,7 @@ def open_model(folder: str, step: int | None = None, dtype: torch.dtype | None =
         return OpenedModel(network, run.tokenizer, run.model.context_length, device, run.state.step)
     exported = load_exported(folder, dtype).to(device)
     tokenizer = load_exported_tokenizer(folder, exported.config.vocab_size)
-    if has_template(tokenizer) and os.environ.get("RANK", "0") == "0":
+    if has_template(tokenizer) and environment_rank() == 0:
         print(log_line("note", TEMPLATE_NOTE), file=sys.stderr)
     return OpenedModel(exported, tokenizer, exported.config.max_position_embeddings, device, None)
 

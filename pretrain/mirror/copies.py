@@ -125,6 +125,7 @@ class Mirror:
 
     def _work(self) -> None:
         pause, longest = self._retry_seconds
+        intact = ""  # is read once, not at every try
         while True:
             with self._changed:
                 while not self._waiting and not self._closing:
@@ -138,11 +139,11 @@ class Mirror:
                 if not (self.run_folder / "checkpoints" / name).is_dir():
                     self._done(name, None)  # pruned meanwhile, to have room
                     continue
-                if problem := verify(self.run_folder / "checkpoints" / name):
+                if name != intact and (problem := verify(self.run_folder / "checkpoints" / name)):
                     self.report(log_line("mirror", f"{name} is damaged ({problem}) and is not copied"))
                     self._done(name, None)
                     continue
-                self._store = None
+                intact, self._store = name, None
                 self._note_failure(error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, timeout=pause)

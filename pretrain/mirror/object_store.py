@@ -18,10 +18,10 @@ import xxhash
 
 from model.errors import UserError, quote
 from pretrain.checkpoint.manifest import Entry
-from pretrain.config.model_file import STEP_FOLDER
 from pretrain.utils.env_check import check_installed
 from pretrain.utils.files import CHUNK_BYTES, open_regular, put_file
 from pretrain.utils.parsing import MOST_BYTES
+from pretrain.utils.run_folder import STEP_FOLDER
 
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "file": "fsspec"}
 """By a URL's protocol: the package that opens it."""

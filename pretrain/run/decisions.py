@@ -69,7 +69,7 @@ class Decision(Generic[T]):
     """What checkpoints keep in place of a value that this session alone needs."""
 
     @property
-    def recorded(self) -> T:
+    def value_to_save(self) -> T:
         """What a checkpoint keeps."""
         return self.value if self.kept is None else self.kept
 
@@ -104,7 +104,10 @@ class Decisions:
     def to_record(self) -> Decided:
         """What a checkpoint keeps, so that a resumed run makes the same choices."""
         return Decided(
-            self.compile.recorded, self.fused.recorded, self.attention.recorded, self.batch.value.micro_batch
+            self.compile.value_to_save,
+            self.fused.value_to_save,
+            self.attention.value_to_save,
+            self.batch.value.micro_batch,
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

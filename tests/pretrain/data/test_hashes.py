@@ -86,7 +86,7 @@ def slowly(run: Any) -> tuple[Any, int]:
         return session(run), read.call_count
 
 
-def stopped(run: Any) -> tuple[int | None, bool]:
+def stop_while_reading(run: Any) -> tuple[int | None, bool]:
     """A session that is asked to stop at its first step, while a file is read that takes for ever: the step
     that it saved, and whether the reading was still going on."""
     state, released = hashes._state, threading.Event()
@@ -112,7 +112,7 @@ def stopped(run: Any) -> tuple[int | None, bool]:
 
 def test_a_stop_does_not_wait_for_the_reading(copied, tmp_path):
     run = nano_run(copied, tmp_path / "runs")
-    assert run_distributed(stopped, 1, run, timeout=120) == [(1, True)]
+    assert run_distributed(stop_while_reading, 1, run, timeout=120) == [(1, True)]
     assert (run.folder / "checkpoints/step_000001/manifest.json").is_file()
     assert run_distributed(session, 1, run, timeout=120)[0][1] is None  # the next session reads, and goes on
 
