@@ -114,6 +114,7 @@ def test_a_mask_made_while_sampling_serves_training():
     assert all(map(torch.equal, results(attend, tensors), expected))
 
 
+@pytest.mark.slow
 def test_the_operators_are_whole():
     """torch's own checks: schema, shapes without data, gradients, and tracing."""
     query, key, value, gradient = (tensor.flatten(0, 1) for tensor in inputs(SHAPES["short"], torch.float32))

@@ -206,6 +206,7 @@ def traceable_varlen(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, wind
     return F.scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale)[0].transpose(0, 1)
 
 
+@pytest.mark.slow
 def test_a_graph_serves_every_number_of_documents(monkeypatch):
     monkeypatch.setattr("model.documents.varlen_attn", traceable_varlen, raising=False)
     monkeypatch.setattr("model.attention.has_varlen_kernel", lambda hidden, head_dim: True)

@@ -85,6 +85,7 @@ def requests() -> list[tuple[int, bool, bool]]:
     return asked
 
 
+@pytest.mark.slow
 def test_only_flash_is_given_grouped_queries():
     """Where no fused kernel takes a request, torch takes the one that holds all logits."""
     for case, asked in zip(ASKED, run_with_fake_gpu(requests), strict=True):

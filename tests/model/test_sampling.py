@@ -59,6 +59,7 @@ def test_a_prompt_longer_than_the_context():
 NUMBERS = st.floats(width=32) | st.sampled_from([0.0, 3e38, -3e38, 1e-45, math.inf, -math.inf, math.nan])
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(
     st.lists(NUMBERS, min_size=1, max_size=6),

@@ -225,6 +225,7 @@ def test_an_imported_run_continues(native, small_folder, tmp_path):
     assert SavedRun.open(run.folder).state.step == 2  # its tokenizer's files are those that its hash names
 
 
+@pytest.mark.slow
 def test_a_plain_folder_is_trained_further_and_goes_out_again(native, small_folder, tmp_path):
     """Two steps, alone and by two tensor-parallel ranks that share the middle one of three key/value heads;
     1e-6 of the loss, as for every degree."""

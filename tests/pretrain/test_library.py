@@ -95,6 +95,7 @@ def test_train_continues_as_the_command_would(small_folder, tmp_path, capfd):
     assert f"continue  {again} --ds_config {tmp_path}/nano/ds_config.json --steps 24" in printed
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_not_exported_is_reported_before_the_training(tmp_path, capfd):
     model = tmp_path / "unigram.model"
     with model.open("wb") as file:

@@ -16,6 +16,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_command_lists_presets_and_ends_with_2_on_a_bad_name():
     result = run()
     assert result.returncode == 0

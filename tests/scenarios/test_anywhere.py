@@ -13,6 +13,7 @@ import pytest
 
 from pretrain.config.sources import find_ds_config
 from tests.helpers.launch import ROOT
+from tests.helpers.marks import slow
 from tests.helpers.training import nano_arguments
 
 SHADOWS = ("model.py", "yaml.py", "datasets.py", "random.py")
@@ -63,7 +64,7 @@ def test_ds_configs_by_name(monkeypatch, beside, name):
     assert find_ds_config("zero3.json") == "zero3.json"  # one's own comes first
 
 
-@pytest.mark.parametrize("encoding", [None, "ascii"])
+@pytest.mark.parametrize("encoding", ["ascii", *slow([None])])
 def test_a_locale_without_utf_8(beside, encoding):
     """Arguments are text; what the terminal does not have is a number."""
     environment = {"PYTHONUTF8": "0", "LC_ALL": "POSIX"} | (

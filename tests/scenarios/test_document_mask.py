@@ -150,6 +150,7 @@ def test_the_mask_changes_the_numbers(reference, lines_folder, tmp_path):
     assert abs(plain[0] - reference[0]) > 1e-4 * reference[0]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_bit_identical_and_the_mask_is_fixed(lines_folder, tmp_path):
     names, settings = ("whole", "broken"), f"{MASK} --steps 8 --validation.every 4"
     whole, broken = (nano_run(lines_folder, tmp_path, settings, f"--name {name}") for name in names)

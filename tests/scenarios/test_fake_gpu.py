@@ -37,12 +37,10 @@ from pretrain.growth.measure import Candidate, gradient_norms, second_moments
 from pretrain.optim.muon import MuonAndAdamW
 from pretrain.runtime.world import single_world
 from tests.helpers.fake_gpu import GPU, fake_gpu, run_with_fake_gpu
-from tests.helpers.marks import slow
 from tests.helpers.networks import CONFIGS
 
+pytestmark = pytest.mark.slow
 BATCH, LENGTH = 4, 32
-CHOSEN = dict.fromkeys(("gptneo_windows", "element_gate", "positions")).keys()
-"""Kinds of blocks that differ most; where tests take them alone, the slow step takes the others."""
 
 
 def build(
@@ -101,8 +99,6 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "mask": ({"dtype": torch.float32}, True),
 }
 
-QUICK = list(zip([*CONFIGS][::3], itertools.cycle(WAYS), strict=False))
-
 
 def step(name: str, way: str) -> None:
     settings, documents = WAYS[way]
@@ -110,14 +106,8 @@ def step(name: str, way: str) -> None:
         train(build(name, **settings), *([offsets_of(3)] if documents else []))
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        *QUICK,
-        # Every second pair: each model in two or three ways.
-        *slow(pair for pair in [*itertools.product(CONFIGS, WAYS)][::2] if pair not in QUICK),
-    ],
-)
+# Every second pair: each model in two or three ways.
+@pytest.mark.parametrize(("name", "way"), [*itertools.product(CONFIGS, WAYS)][::2])
 def test_a_step_is_on_one_device(name, way):
     run_with_fake_gpu(step, name, way)
 
@@ -129,7 +119,7 @@ def decode(name: str) -> None:
             assert decoder.append(batch_of(count)[0]).device == GPU
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *slow(sorted(CONFIGS.keys() - CHOSEN))])
+@pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_cached_decoding_is_on_one_device(name):
     run_with_fake_gpu(decode, name)
 
@@ -188,17 +178,9 @@ def step_of_a_rank(names: list[str], degrees: dict) -> None:
                 train(build(name, grid=grid), *([offsets_of(3)] if documents else []))
 
 
-@pytest.mark.parametrize(
-    ("degrees", "names"),
-    [
-        ("both", ["gptneo_windows"]),
-        *slow(
-            (degrees, ["gptneo_windows", "head_gate", "element_gate", "absent", "modern"])
-            for degrees in GRIDS
-        ),
-    ],
-)
-def test_a_step_of_ranks_is_on_one_device(degrees, names):
+@pytest.mark.parametrize("degrees", GRIDS)
+def test_a_step_of_ranks_is_on_one_device(degrees):
+    names = ["gptneo_windows", "head_gate", "element_gate", "absent", "modern"]
     run_with_fake_gpu(step_of_a_rank, names, GRIDS[degrees])
 
 
@@ -271,7 +253,7 @@ def measure(name: str) -> None:
         assert {tensor.device.type for tensor in (*result.heads, result.layers)} == {"cpu"}
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *slow(sorted(CONFIGS.keys() - CHOSEN))])
+@pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_growth_and_diagnostics_are_on_one_device(name):
     run_with_fake_gpu(measure, name)
 
@@ -316,12 +298,7 @@ def count_graphs(name: str, documents: bool = False, degrees: dict | None = None
 
 
 @pytest.mark.parametrize(
-    ("name", "documents"),
-    [
-        ("gptneo_windows", True),
-        ("positions", False),
-        *slow((name, number % 2 == 0) for number, name in enumerate(sorted(CONFIGS))),
-    ],
+    ("name", "documents"), [(name, number % 2 == 0) for number, name in enumerate(sorted(CONFIGS))]
 )
 def test_every_kind_of_block_is_one_graph(name, documents):
     """And the final norm and the loss are one each; a step with another number of documents adds none."""
@@ -329,7 +306,6 @@ def test_every_kind_of_block_is_one_graph(name, documents):
     assert counts == [kinds + 2, kinds + 2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("degrees", ["t", "sequence"])
 @pytest.mark.parametrize("name", ["grouped", "gptneo_windows", "head_gate", "element_gate", "absent"])
 def test_every_kind_of_block_is_one_graph_of_tensor_parallel_ranks(name, degrees):

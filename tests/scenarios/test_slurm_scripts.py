@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.helpers.launch import ROOT
+from tests.helpers.marks import slow
 
 SRUN = "would run: srun --kill-on-bad-exit=1 --wait=0 --cpu-bind=cores --distribution=block:block"
 
@@ -158,6 +159,7 @@ def test_without_slurm_there_is_no_container(tmp_path):
     assert bash("-c", line.removeprefix("SLURM=0; "), VENV=str(tmp_path), CONTAINER="my.sif").stdout == ""
 
 
+@pytest.mark.slow
 def test_a_study_without_what_it_needs():
     for arguments, settings, said in (
         ([], {}, "error: study: none given"),
@@ -222,9 +224,13 @@ def starts_of(job, lives, **environment):
     [
         ([(status, True) for status in STATUSES], 3, None),
         ([(status, False) for status in STATUSES], 3, 4),
-        ([(75, False)] * 9, 3, 4),
-        ([(75, True)] * 9, 0, None),
-        ([(1, True)] * 9, 1, None),
+        *slow(
+            [
+                ([(75, False)] * 9, 3, 4),
+                ([(75, True)] * 9, 0, None),
+                ([(1, True)] * 9, 1, None),
+            ]
+        ),
         ([(1, True)], 0, 1),
         # A new checkpoint resets the count; the crash after it is the first failure.
         ([(1, False), (137, False), (76, False), (1, True), (75, False), (1, False), (1, False)], 3, 7),

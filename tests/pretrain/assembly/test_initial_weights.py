@@ -17,6 +17,7 @@ from pretrain.config.run_config import INITIAL_MODEL
 from pretrain.run.saved import SavedRun
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
+from tests.helpers.marks import slow
 from tests.helpers.refusals import refused
 from tests.helpers.training import nano_run, session
 
@@ -46,7 +47,7 @@ def weights(folder, step=None):
 
 @pytest.mark.parametrize(
     ("flags", "ranks", "stage"),
-    [("--seed 9 --document_mask true", 1, 1), ("--tensor_parallel 2", 2, 3)],
+    [("--tensor_parallel 2", 2, 3), *slow([("--seed 9 --document_mask true", 1, 1)])],
 )
 def test_a_new_run_has_the_weights_and_a_fresh_optimizer(source, small_folder, tmp_path, flags, ranks, stage):
     run = begun(source, small_folder, tmp_path, flags, ranks=ranks, stage=stage)

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -29,6 +30,7 @@ def test_the_smallest_device_decides_for_all_ranks(small_folder, tmp_path):
     assert mixed == poor
 
 
+@pytest.mark.slow
 def test_the_thread_count_of_a_run_is_that_of_its_checkpoint(small_folder, tmp_path):
     """Through the session, as a user resumes: saved with 2 threads, continued where 1 would be the machine's
     share."""

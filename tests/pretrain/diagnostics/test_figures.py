@@ -11,6 +11,7 @@ from pretrain.diagnostics import figures
 from pretrain.diagnostics.attention import HEAD_MEASURES
 from pretrain.diagnostics.forward import LAYER_MEASURES
 from pretrain.diagnostics.measure import RunMeasures, split_run_name
+from tests.helpers.marks import slow
 
 MEASURES = (*HEAD_MEASURES, *LAYER_MEASURES)
 LAYERS = 3
@@ -55,7 +56,7 @@ def panels(figure):
     return {axis.get_title(): axis for axis in figure.axes if axis.axison}
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("groups", [2, *slow([1, 3])])
 def test_curves_have_a_panel_for_each_measure_and_group(drawn, tmp_path, groups):
     figures.draw_all(grouped(*"abc"[:groups]), dict.fromkeys("abc", "a"), tmp_path)
     width, height = drawn["curves.png"].get_size_inches()
@@ -70,7 +71,7 @@ def test_curves_have_a_panel_for_each_measure_and_group(drawn, tmp_path, groups)
     assert ("difference.png" in drawn) == (groups > 1)
 
 
-@pytest.mark.parametrize("steps", [(100,), (1, 2)])
+@pytest.mark.parametrize("steps", [(1, 2), *slow([((100,),)])])
 def test_ticks_are_whole(drawn, tmp_path, steps):
     figures.draw_all(grouped("a", "b", steps=steps), {"b": "a"}, tmp_path)
     for name, figure in drawn.items():

@@ -57,6 +57,7 @@ def rates(run):
     return [row["lr/slow/decay"] / row["lr/base/decay"] for row in curve(run.folder)]
 
 
+@pytest.mark.slow
 def test_forced_at_the_latest_step(small_folder, tmp_path):
     """A share that no drift can reach."""
     run = maturity_run(small_folder, tmp_path, "forced", "--maturity.settled 1e-9")

@@ -185,6 +185,7 @@ def test_deepspeeds_own_lines_stay_out_of_the_log():
     assert run_distributed(start, 1, timeout=120) == [""]
 
 
+@pytest.mark.slow
 def test_warnings_are_heard_while_an_engine_starts():
     code = (
         "from pretrain.engine.deepspeed_logging import quiet_deepspeed, quiet_start\n"

@@ -273,6 +273,7 @@ def default_run():
     return run, model, plan_batch(run.global_batch_tokens, 2, model, 1, 1 << 30, "cpu")
 
 
+@pytest.mark.slow
 def test_fuzzed(tmp_path):
     """Taken or refused in one line."""
     path = tmp_path / "fuzzed.json"

@@ -56,6 +56,7 @@ def test_a_part_of_lm_evals_tasks_has_what_all_of_them_have(everything, tmp_path
         task_manager("none_of_them", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_task_file_of_gigabytes_is_refused_unread(tmp_path):
     path = tmp_path / "task.yaml"
     path.write_text("task: mine\n")

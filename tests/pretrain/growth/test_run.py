@@ -171,6 +171,7 @@ def test_a_run_stopped_in_a_check_makes_its_event_before_the_next_step(small_fol
     assert read_state(run.folder / "checkpoints/step_000008").record("growth")["events"] == events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "stage", "flags"),
     [

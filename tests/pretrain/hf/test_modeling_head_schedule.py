@@ -198,6 +198,7 @@ def test_a_cache_under_an_unknown_name_is_an_error(folders):
         theirs(ids, past_key_values=DynamicCache(), cache=DynamicCache())
 
 
+@pytest.mark.slow
 def test_continuous_batching_generates_the_same(folders):
     theirs = load(folders("uniform"))
     prompts = [tokens(1, length, seed=length)[0].tolist() for length in (7, 12)]

@@ -171,6 +171,7 @@ def test_a_slow_start_blocks_neither_rows_nor_the_end(fake: MagicMock, tmp_path:
     gate.set()
 
 
+@pytest.mark.slow
 def test_real_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     said = record(tmp_path, "offline")

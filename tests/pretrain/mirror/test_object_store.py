@@ -19,6 +19,7 @@ from fsspec.core import url_to_fs
 from pretrain.checkpoint.manifest import MANIFEST, Entry
 from pretrain.mirror import object_store
 from pretrain.mirror.copies import RECORD, Mirror, restore_lost
+from tests.helpers.marks import slow
 from tests.pretrain.mirror.test_copies import SOON, contents, write_checkpoint
 
 KILLS = 12
@@ -146,7 +147,7 @@ def test_what_the_store_has_is_left_alone(copied, monkeypatch):
 
 
 @pytest.mark.parametrize("recomputed", [False, True], ids=["the same", "another"])
-@pytest.mark.parametrize("how", ["error", "kill"])
+@pytest.mark.parametrize("how", ["error", *slow(["kill"])])
 def test_a_copy_that_is_cut_off_anywhere_leaves_the_newest_step_whole(copied, recomputed, how):
     if how == "kill" and copied.url.startswith("memory"):
         pytest.skip("it ends with its process")

@@ -129,6 +129,7 @@ def test_the_last_shard_makes_the_folder(dataset, small_folder, tmp_path, capsys
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path):
     """slurm/prepare.sh as an array of two calls it; the environment variables are SLURM's."""
     line = ["bash", str(ROOT / "slurm" / "prepare.sh"), "--text", str(texts)]
@@ -147,6 +148,7 @@ def test_the_job_script_ends_with_a_merged_corpus(texts, small_folder, tmp_path)
     assert Corpus.open(tmp_path / "out").meta.skipped == {"empty": 1}
 
 
+@pytest.mark.slow
 def test_a_program_may_prepare_at_its_top_level(texts, tmp_path):
     """Started processes do not run it again."""
     program = tmp_path / "program.py"

@@ -72,6 +72,7 @@ def test_files_of_equal_name_size_and_time_are_all_read(small, tmp_path):
     assert found == sorted(f"text {n} of {name}" for n in range(20) for name in "ab")
 
 
+@pytest.mark.slow
 def test_several_processes_at_once_do_the_work_once(small_folder, tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from tests.pretrain.prepare.test_make import "

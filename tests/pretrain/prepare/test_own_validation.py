@@ -72,6 +72,7 @@ def test_the_tokenizer_learns_from_the_training_text_only(texts, tmp_path):
     assert Corpus.open(one).tokenizer.vocab_size == Corpus.open(other).tokenizer.vocab_size
 
 
+@pytest.mark.slow
 def test_shares_processes_and_a_kill_give_the_same_folder(small, texts, tmp_path, monkeypatch):
     def source() -> WithValidation:
         return WithValidation(

@@ -197,6 +197,7 @@ def test_bad_input_is_one_line(file, capsys, monkeypatch, arguments, said):
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_task_reads_its_own_run_alone_and_a_plan_opens_each_corpus_once(
     file, capsys, monkeypatch, tmp_path
 ):

@@ -119,6 +119,7 @@ def test_a_pipe_makes_the_corpus_of_the_same_file(tmp_path, capsys):
     assert "holds another corpus" in refusal(capsys, command.main, *arguments, *common)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_pipe", [True, *slow([False])])
 def test_standard_input_is_text(is_pipe, tmp_path):
     (tmp_path / "text.jsonl").write_bytes(LINES)

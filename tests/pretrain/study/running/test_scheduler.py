@@ -221,6 +221,7 @@ runner.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_the_launcher_takes_the_gpus_of_the_share(study, tmp_path):
     """DeepSpeed's own runner, with four GPUs that are not there."""
     command, environment = run_command_line(study, study.runs[0], Slot(1, devices=["2", "3"]), False)
