@@ -30,7 +30,7 @@ from pretrain.config.model_file import split_step
 from pretrain.config.run_config import INITIAL_MODEL, RunConfig
 from pretrain.mirror.object_store import Store
 from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
-from pretrain.utils.format import log_line, print_lines
+from pretrain.utils.format import ProgressLine, log_line, print_lines
 from pretrain.utils.parsing import read_json
 
 RECORD = "mirror.json"
@@ -282,9 +282,12 @@ def _fetch(store: Store, name: str, run_folder: Path) -> str | None:
         values: Mapping[str, Any] = json.loads(text)
         listed = {key: value for key, value in values.items() if key not in ("mirror", "places")}
         manifest, places = from_dict(Manifest, listed, MANIFEST), values.get("places", {})
-        with atomic_folder(target) as partial:
+        total, done = sum(entry.bytes for entry in manifest.files.values()), 0
+        with atomic_folder(target) as partial, ProgressLine(f"fetching {name}", "MB") as progress:
             for file in manifest.files:  # names inside the folder: Manifest rejects others
-                store.get(f"checkpoints/{name}/{places.get(file, file)}", partial / file)
+                for part in store.get(f"checkpoints/{name}/{places.get(file, file)}", partial / file):
+                    done += part
+                    progress(max(done // 10**6, 1), max(total // 10**6, 1))
             (partial / MANIFEST).write_text(json.dumps(to_dict(manifest), indent=1), encoding="utf-8")
             if problem := verify(partial):
                 raise UserError(problem)
@@ -297,5 +300,5 @@ def _fetch_descriptions(store: Store, run_folder: Path, name: str) -> None:
     for file in OF_THE_RUN:
         if not (run_folder / file).exists():
             with suppress(FileNotFoundError), atomic_file(run_folder / file) as partial:
-                store.get(file, partial)
+                deque(store.get(file, partial))
     write_atomically(run_folder / "latest", f"{name}\n")

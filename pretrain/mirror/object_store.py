@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -120,11 +121,13 @@ class Store:
                 digest.update(chunk)
         return digest.hexdigest()
 
-    def get(self, name: str, local: Path) -> None:
-        """Fetch a file."""
+    def get(self, name: str, local: Path) -> Iterator[int]:
+        """Fetch a file; yields the bytes of each part that has come."""
         local.parent.mkdir(parents=True, exist_ok=True)
         with self.files.open(self._path(name), "rb") as source, local.open("wb") as target:
-            shutil.copyfileobj(source, target, CHUNK_BYTES)
+            while chunk := source.read(CHUNK_BYTES):
+                target.write(chunk)
+                yield len(chunk)
 
     def text(self, name: str) -> str | None:
         """A small file; None if it is not there."""

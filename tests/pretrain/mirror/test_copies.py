@@ -5,6 +5,7 @@ import random
 import shutil
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from pretrain.mirror.copies import RECORD, Mirror, fetch_initial_model, restore_
 from pretrain.mirror.hook import MirrorHook
 from pretrain.mirror.object_store import Store, check_mirror
 from pretrain.utils.files import file_entry
+from pretrain.utils.format import ProgressLine
 from tests.helpers.training import alone
 
 SOON = (0.01, 0.02)
@@ -238,6 +240,22 @@ def test_a_lost_run_comes_back(run, url, tmp_path):
     assert json.loads(after.pop(f"checkpoints/step_000003/{MANIFEST}"))["files"]
     assert after.items() <= before.items() and verify(run / "checkpoints/step_000003") is None
     assert restore_lost(url, tmp_path / "runs/other") == []  # nothing is known of it
+
+
+def test_fetching_shows_progress(run, url, capsys, monkeypatch):
+    """Of all files together, part by part."""
+    write_checkpoint(run, 3)
+    folder = run / "checkpoints/step_000003"
+    (folder / "large").write_bytes(bytes(2_500_000))
+    write_manifest(folder, {name: file_entry(folder / name) for name in ("large", "state.json")})
+    assert Mirror(url, run, print, SOON).close() is None
+    shutil.rmtree(run)
+    eager = partial(ProgressLine, every_seconds=0.0)
+    monkeypatch.setattr("pretrain.mirror.copies.ProgressLine", eager)
+    monkeypatch.setattr("pretrain.mirror.object_store.CHUNK_BYTES", 1_000_000)
+    restore_lost(url, run)
+    lines = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"fetching step_000003: MB {done} of 2" for done in (1, 2, 2, 2)]
 
 
 def test_a_lost_run_knows_the_model_that_it_began_with(run, url, tmp_path):
