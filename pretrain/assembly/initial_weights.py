@@ -223,7 +223,7 @@ def news(source: ModelConfig, model: ModelConfig) -> list[str]:
             new.append(f"{name} beyond {list(before.shape)}")
         else:
             left_out.append(f"{name} beyond {list(spec.shape)}")
-    lines += [f"initialised: {', '.join(new)}"] if new else []
+    lines += [f"initialized: {', '.join(new)}"] if new else []
     return lines + ([f"left out: {', '.join(left_out)}"] if left_out else [])
 
 

@@ -142,7 +142,7 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "partial_rotary_factor": (1.0, "rotary positions on a part of each head"),
     "scale_attn_by_inverse_layer_idx": (False, "attention logits divided by the layer's number"),
     "add_cross_attention": (False, "cross-attention"),
-    "quantization_config": (None, "quantised weights"),
+    "quantization_config": (None, "quantized weights"),
 }
 _DROPOUTS = ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 

@@ -155,7 +155,7 @@ class LoggingConfig:
     """What is shown while training. metrics.jsonl has a row for every step, regardless of these settings."""
 
     every: PositiveInt = 10
-    """Steps between reads of the loss from the device (each is a host synchronisation)."""
+    """Steps between reads of the loss from the device (each is a host synchronization)."""
     seconds: NonNegativeFloat = 5.0
     """Shortest time between two printed lines when the output is not a terminal."""
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"

@@ -17,7 +17,7 @@ def find_export_obstacle(tokenizer: Tokenizer) -> str | None:
         return f"{tokenizer.name} is not a byte-fallback BPE"
     normalizer = proto.normalizer_spec
     if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap:
-        return f"{tokenizer.name} changes its text (normalisation or an added space)"
+        return f"{tokenizer.name} changes its text (normalization or an added space)"
     return None
 
 
@@ -37,7 +37,7 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
     if obstacle := find_export_obstacle(tokenizer):
         raise UserError(
             f"tokenizer: {obstacle}; SentencePiece models are exported if they are byte-fallback BPE without "
-            "normalisation"
+            "normalization"
         )
     proto = _parse(tokenizer)
     kinds = type(proto.pieces[0])

@@ -88,13 +88,13 @@ def _rows_from(position: int, spans: Sequence[Span]) -> Iterator[Span]:
 def _chunk(logits: Tensor, seen: Tensor, distance: Tensor) -> Tensor:
     """[h, rows, T] logits, [rows, T] what is seen and how far it is -> fp64 [h, 5]. Overwrites the logits."""
     probabilities = logits.masked_fill(~seen, -torch.inf)
-    normaliser = probabilities.logsumexp(-1)  # [h, rows]
-    probabilities = probabilities.sub_(normaliser[..., None]).exp_()
+    normalizer = probabilities.logsumexp(-1)  # [h, rows]
+    probabilities = probabilities.sub_(normalizer[..., None]).exp_()
     logits.masked_fill_(~seen, 0)
     number = seen.sum(-1)  # [rows]
     measures = [
         torch.linalg.vecdot(probabilities, distance),
-        normaliser - torch.linalg.vecdot(probabilities, logits),
+        normalizer - torch.linalg.vecdot(probabilities, logits),
         probabilities.amax(-1),
     ]
     mean = logits.sum(-1) / number

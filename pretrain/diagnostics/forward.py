@@ -280,7 +280,7 @@ def prepare_measurement(engine: Any) -> Iterator[tuple[Transformer, ExitStack]]:
 
 
 def normalize(hidden: Tensor, config: ModelConfig) -> Tensor:
-    """Normalise hidden states [..., d] as the norms of the layers above do, over the whole stream also where
+    """Normalize hidden states [..., d] as the norms of the layers above do, over the whole stream also where
     those have block widths: rms 1 (centred first for a layernorm)."""
     wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if config.norm == "layernorm":
@@ -289,7 +289,7 @@ def normalize(hidden: Tensor, config: ModelConfig) -> Tensor:
 
 
 def feature_drift(features: Tensor, before: Tensor) -> float:
-    """‖F - F'‖_F / ‖F'‖_F, normalised features of the same tokens at two times: 0 unmoved, √2 unrelated, 2
+    """‖F - F'‖_F / ‖F'‖_F, normalized features of the same tokens at two times: 0 unmoved, √2 unrelated, 2
     opposite."""
     difference = torch.linalg.vector_norm(features - before, dtype=torch.float64)
     return (difference / torch.linalg.vector_norm(before, dtype=torch.float64)).item()

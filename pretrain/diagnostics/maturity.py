@@ -2,7 +2,7 @@
 
 arXiv 2605.10504 releases by a "lower-layer maturity rule" that is not public. Ours:
 
-    F_j   features at probe j: the residual stream after the lower half of the layers, normalised as the
+    F_j   features at probe j: the residual stream after the lower half of the layers, normalized as the
           layers above see it (pretrain.diagnostics.forward.normalize), at fixed positions of fixed windows
     D_j   = ‖F_j − F_{j−1}‖_F / ‖F_{j−1}‖_F, the drift since the probe before, ``maturity.every`` steps before
     settled at probe j when the last ``patience`` drifts, D_j among them, are ≤ ``settled`` · max(D_1 … D_j)

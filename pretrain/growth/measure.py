@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 
 def second_moments(engine: Any, batches: Sequence[list[Tensor]], world: World) -> list[Tensor]:
-    """E[x xᵀ] by layer, fp32 [d, d]: x the normalised vectors that enter its attention, a mean over all
+    """E[x xᵀ] by layer, fp32 [d, d]: x the normalized vectors that enter its attention, a mean over all
     ranks' tokens.
 
     Collective. *batches* are this rank's micro-batches, as many as any other's, each as Transformer.forward

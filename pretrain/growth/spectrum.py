@@ -1,6 +1,6 @@
 """The residual directional energy of a layer, its extreme eigenpairs, and the directions already captured.
 
-arXiv 2604.10703. With x the normalised vectors that enter a layer's attention, C = E[x xᵀ] (per token, so
+arXiv 2604.10703. With x the normalized vectors that enter a layer's attention, C = E[x xᵀ] (per token, so
 that thresholds depend neither on the batch nor on its length), and M_a the skew part of Σ_h W_Q,h W_K,hᵀ:
 
     A_res = P sym(C M_a) P,   P = I − Q Qᵀ,   sym(B) = (B + Bᵀ)/2

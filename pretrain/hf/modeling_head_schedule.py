@@ -1,7 +1,7 @@
 """A decoder whose layers have their own numbers of attention heads, for transformers.
 
 This file is shipped with exported checkpoints and must not import anything but torch and transformers.
-Parameter names are Llama's, so that tools which look for ``q_proj`` or ``down_proj`` (LoRA, quantisation,
+Parameter names are Llama's, so that tools which look for ``q_proj`` or ``down_proj`` (LoRA, quantization,
 tensor-parallel plans) find them.
 """
 
@@ -217,7 +217,7 @@ class HeadScheduleDecoderLayer(GradientCheckpointingLayer):
             hidden_states = hidden_states + attended
         elif cache is not None:
             # One number a token: the cache counts its tokens in layer 0, and keys of no width as none.
-            # A quantised cache takes whole groups of numbers only.
+            # A quantized cache takes whole groups of numbers only.
             group = getattr(cache.layers[0], "q_group_size", 1) if cache.layers else 1
             unread = hidden_states.new_zeros(hidden_states.shape[0], 1, hidden_states.shape[1], group)
             cache.update(unread, unread, self.layer_idx)

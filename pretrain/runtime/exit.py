@@ -1,6 +1,6 @@
 """Ends a rank after an error: only the rank that failed first prints what went wrong.
 
-Ranks that lose another rank fail a moment later, with a library's message. They are recognised without
+Ranks that lose another rank fail a moment later, with a library's message. They are recognized without
 reading such messages: the first rank to fail writes its number to the process group's store, and a rank that
 finds a number there prints nothing.
 """

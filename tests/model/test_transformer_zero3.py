@@ -23,7 +23,7 @@ def tokens_of(step, rank):
 
 
 def train_partitioned(config, checkpointing, bf16):
-    """Build inside zero.Init, initialise by gathering, train; return what a rank saw."""
+    """Build inside zero.Init, initialize by gathering, train; return what a rank saw."""
     import deepspeed
 
     from pretrain.engine.patches import prepare_deepspeed

@@ -118,10 +118,10 @@ def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks)
     count = run.global_batch_tokens // 64  # of the whole step
     inputs, labels = map(torch.from_numpy, sequences.inputs_and_labels(before.state.sequences, count))
     embedding = before.checkpoint.parameter("token_embedding.weight")[inputs].double()
-    normalised = embedding / (embedding.square().mean(-1, keepdim=True) + before.model.norm_eps).sqrt()
-    normalised = normalised * before.checkpoint.parameter("layers.0.attention_norm.weight").double()
+    normalized = embedding / (embedding.square().mean(-1, keepdim=True) + before.model.norm_eps).sqrt()
+    normalized = normalized * before.checkpoint.parameter("layers.0.attention_norm.weight").double()
     real = torch.arange(64)[None] <= (labels != -100).int().argmax(1)[:, None]
-    expected = normalised[real].T @ normalised[real] / real.sum()
+    expected = normalized[real].T @ normalized[real] / real.sum()
     found = read_features(folder)["growth/second_moment/layer_0"]
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     assert report_growth(["report", str(run.folder), "--sequences", "99"]) == 0

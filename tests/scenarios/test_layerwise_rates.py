@@ -139,7 +139,7 @@ def test_after_resume_and_changes_of_shape(small_folder, tmp_path):
 
 
 def stays_and_moves(run):
-    """Which parameters of a finished run's checkpoint are still the bits of their initialisation."""
+    """Which parameters of a finished run's checkpoint are still the bits of their initialization."""
     config = run.build_model_config(600)
     specs = parameter_specs(config)
     with torch.device("meta"):

@@ -120,9 +120,9 @@ def test_a_classifier_begins_with_a_language_models_weights(source):
     opened = open_source(str(source))
     model = opened.model.replace(classes=3)
     assert not misfits(opened.model, model) and "LM head" in misfits(model, opened.model)[0]
-    assert news(opened.model, model)[-1] == "initialised: classifier.weight"
-    assert news(model, model.replace(classes=7))[-1] == "initialised: classifier.weight"  # nothing is taken
-    assert news(model.replace(classes=7), model)[-1] == "initialised: classifier.weight"
+    assert news(opened.model, model)[-1] == "initialized: classifier.weight"
+    assert news(model, model.replace(classes=7))[-1] == "initialized: classifier.weight"  # nothing is taken
+    assert news(model.replace(classes=7), model)[-1] == "initialized: classifier.weight"
     found, expected = dict(fit_parameters(opened, model, 1)), weights(source)
     assert found.pop("classifier.weight").shape == (3, 48)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)

@@ -221,7 +221,7 @@ def test_a_window_that_is_not_given_is_missed(tmp_path):
 LACKING = {
     "RoPE scaling": {"rope_scaling": {"rope_type": "su", "factor": 8.0, "rope_theta": 5e5}},
     "RoPE scaling;": {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}},
-    "quantised weights": {"quantization_config": {"quant_method": "fp8"}},
+    "quantized weights": {"quantization_config": {"quant_method": "fp8"}},
     "experts": {"model_type": "mixtral"},
     "scaled by the root": {"model_type": "gemma"},
     "in parallel": {"model_type": "phi"},

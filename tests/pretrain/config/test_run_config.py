@@ -46,8 +46,8 @@ def test_the_default_recipe_changes_no_model_of_a_file(tmp_path):
 
     for taken in ([], ["--config", "micro"]):
         assert model(*taken, "--model", str(file)) == preset("prism-nano")
-    normalised = dataclasses.replace(preset("prism-nano"), qk_norm="plain")
-    assert model("--model", str(file), "--architecture.qk_norm", "plain") == normalised
+    normalized = dataclasses.replace(preset("prism-nano"), qk_norm="plain")
+    assert model("--model", str(file), "--architecture.qk_norm", "plain") == normalized
     for taken in (["--model", "prism-nano"], ["--config", "modern-micro", "--model", str(file)]):
         assert model(*taken).qk_norm == "weighted" and model(*taken).z_loss == 1e-4
 

@@ -55,7 +55,7 @@ def test_static_cache_with_a_compiled_forward_pass(name, folders):
     assert found.tolist() == expected.tolist()
 
 
-def quantised_cache_logits(model, ids):
+def quantized_cache_logits(model, ids):
     """Logits of eight greedy steps whose cache holds all but the newest few positions in four bits."""
     cache = {"backend": "quanto", "nbits": 4, "q_group_size": 4, "residual_length": 4}
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -70,18 +70,18 @@ def quantised_cache_logits(model, ids):
     return written.sequences, torch.stack(written.logits)
 
 
-def test_quantised_cache(folders, tmp_path):
+def test_quantized_cache(folders, tmp_path):
     """Equal to that of a Llama with the same weights; with other heads in each layer, or no heads, near the
     logits that no cache gives."""
     pytest.importorskip("optimum.quanto")
     ids = tokens(1, 9)
     llama = write_folder(network("uniform"), tmp_path / "llama", "llama")
-    expected = quantised_cache_logits(LlamaForCausalLM.from_pretrained(llama).eval(), ids)
-    found = quantised_cache_logits(load(folders("uniform")), ids)
+    expected = quantized_cache_logits(LlamaForCausalLM.from_pretrained(llama).eval(), ids)
+    found = quantized_cache_logits(load(folders("uniform")), ids)
     assert found[0].tolist() == expected[0].tolist()
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=1e-5)
     for name in ("prism", "absent"):
-        sequence, logits = quantised_cache_logits(load(folders(name)), ids)
+        sequence, logits = quantized_cache_logits(load(folders(name)), ids)
         with torch.no_grad():
             exact = network(name)(sequence)[0, 8:-1]
         assert 1e-5 < relative(logits[:, 0], exact) < 0.2

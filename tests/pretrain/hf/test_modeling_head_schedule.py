@@ -107,7 +107,7 @@ def test_static_cache_generates_the_same(name, folders):
 
 
 class WholeGroups(QuantizedLayer):
-    """A quantised cache's layer that takes what quanto takes, and keeps every digit."""
+    """A quantized cache's layer that takes what quanto takes, and keeps every digit."""
 
     def _quantize(self, tensor, axis):
         assert tensor.numel() % self.q_group_size == 0
@@ -117,7 +117,7 @@ class WholeGroups(QuantizedLayer):
         return tensor
 
 
-def test_layers_without_attention_in_a_quantised_cache(folders):
+def test_layers_without_attention_in_a_quantized_cache(folders):
     theirs, ids = load(folders("absent")), tokens(1, 21)
     cache = Cache(layers=[WholeGroups(q_group_size=8, residual_length=4) for _ in range(4)])
     with torch.no_grad():
