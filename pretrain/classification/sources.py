@@ -256,6 +256,6 @@ def class_names(examples: Sequence[Example]) -> list[str]:
         count = f"{len(labels):,} different labels"
         raise UserError(f"labelled: the training examples have {count}; give 2 to {MOST_CLASSES:,}")
     try:
-        return sorted(labels, key=int)
+        return sorted(labels, key=lambda label: (int(label), label))
     except ValueError:
         return sorted(labels)

@@ -44,7 +44,7 @@ def use_data_sets(data_dir: Path | None, save: bool = False) -> Iterator[None]:
     original = datasets.load_dataset
 
     def load(path: str, name: str | None = None, **kwargs: Any) -> Any:
-        if data_dir is None:
+        if data_dir is None or path.startswith((".", "/")):  # a folder of this machine
             return original(path=path, name=name, **kwargs)
         folder = data_dir / path / (name or DEFAULT)
         if chosen := {key: kwargs[key] for key in CONTENT if kwargs.get(key)}:  # one path holds several then

@@ -122,6 +122,21 @@ class Follower:
         progress = self.progress()
         return progress is not None and progress[0] >= progress[1]
 
+    def summarize(self) -> str:
+        """A line about a finished run.
+
+        Raises:
+            UserError: nothing is scored, since every checkpoint was passed over.
+        """
+        scored, passed_over = len(self._scored or ()), len(self._passed_over)
+        if passed_over and not scored:
+            raise UserError(
+                f"tasks: none of the {passed_over:,} checkpoints of {self.folder} could be scored; the notes "
+                "above say why"
+            )
+        left_out = f", passed over: {passed_over:,}" if passed_over else ""
+        return f"{self.folder} has all its steps; checkpoints scored: {scored:,}{left_out}"
+
     def check_alive(self) -> None:
         """Wait no longer for a run that is gone: its trainer has written nothing for *timeout* seconds, and
         no process holds its folder. A job that is requeued has this time to start again.
@@ -159,8 +174,8 @@ def follow(
     """Score every valid checkpoint of a run once, as they are written, until the run has ended. Collective.
 
     Raises:
-        UserError: another process follows the run, its folder cannot be written, or the run is gone (see
-            Follower.check_alive).
+        UserError: another process follows the run, its folder cannot be written, the run is gone (see
+            Follower.check_alive), or no checkpoint could be scored.
     """
     follower = Follower(folder, settings, timeout)
     lock: list[RunLock] = []
@@ -187,8 +202,9 @@ def follow(
             continue
         waiting = False
         _score_one(follower, found, score, world)
+    summary = world.on_rank_zero(follower.summarize)
     if world.is_main:
-        print(log_line("finished", f"{folder} has all its steps, and each checkpoint is scored"))
+        print(log_line("finished", summary))
     for held in lock:
         held.release()
 

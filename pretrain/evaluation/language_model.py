@@ -129,6 +129,14 @@ class ZeroShotModel(TemplateLM):
         """Ids of a text, nothing added."""
         return list(self.text_tokenizer.encode(string))
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Ids of a context and of its answer, split as lm-eval does; where the answer has merged into the
+        context's last token, which lm-eval's own models reject, the two are encoded apart."""
+        before, answer = super()._encode_pair(context, continuation)
+        if not answer:
+            before, answer = self.tok_encode(context), self.tok_encode(continuation)
+        return before or [self.eot_token_id], answer
+
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts in nats, in windows of max_length that share no label."""
         windows: list[TokenRequest] = []
@@ -238,6 +246,8 @@ class ZeroShotModel(TemplateLM):
                 f"tasks: an answer of {len(scored):,} tokens is longer than the context of "
                 f"{self.max_length:,}; leave its task out, or give a model with a longer context"
             )
+        if not scored:
+            raise UserError("tasks: an answer is empty; leave its task out, or correct its data set")
         whole = context + scored
         self.truncated += len(whole) > self.max_length + 1
         inputs = whole[-(self.max_length + 1) : -1]

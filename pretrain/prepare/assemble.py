@@ -135,7 +135,15 @@ def assemble(
     if validation_parts is None:
         kept = (rows["high"][is_kept[place]] for rows, place in _rows(used))
         ends = (int(end) for numbers in kept if numbers.size for end in (numbers.min(), numbers.max()))
-        split = Split.choose(ends, selection.validation_fraction)
+        try:
+            split = Split.choose(ends, selection.validation_fraction)
+        except UserError:
+            if documents_considered == total:
+                raise
+            raise UserError(
+                f"max_tokens: {selection.max_tokens:,} leaves a single document, and one is held out for "
+                "validation; give more, or --validation_text FILE, which holds out none"
+            ) from None
     else:
         _check_both(used, is_kept, validation_parts)
     content = {name: hashlib.sha256() for name in SPLITS}

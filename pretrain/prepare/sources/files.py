@@ -239,7 +239,7 @@ def _expand(path_or_glob: str) -> list[NamedFile]:
     if others := [path for path in map(Path, matches) if not (path.is_file() or path.is_dir())]:
         raise describe_non_file(others[0])
     found = [(match, Path(match)) for match in matches if Path(match).is_file()]
-    if not (found and "**" in path_or_glob):  # which also matches the folders of the files that it lists
+    if not (found and Path(path_or_glob).name == "**"):  # all files below, and the folders that hold them
         folders = [Path(match) for match in matches if Path(match).is_dir()]
         found += [pair for folder in folders for pair in files_below(folder, all_of_it=True)]
     return found or _expand(matches[0])

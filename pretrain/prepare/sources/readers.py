@@ -228,6 +228,10 @@ def _open_parquet(path: Path, column: str) -> Iterator[tuple[Any, str, int]]:
         name = choose_column(schema.names, column)
         if name is None:
             raise _make_column_error(path, column, schema.names)
+        if (times := schema.names.count(name)) > 1:
+            raise UserError(
+                f"column: {str(path)!r} has {times} columns {name!r}; valid: a name that one column has"
+            )
         kind = schema.field(name).type
         text = kind.value_type if types.is_dictionary(kind) else kind
         if not any(is_text(text) for is_text in (getattr(types, f"is_{each}") for each in _TEXT_TYPES)):

@@ -108,6 +108,8 @@ def test_refuses(tmp_path, name, content, columns, message):
 
 def test_integers_are_sorted_by_value_and_words_by_alphabet():
     assert class_names([Example("", label) for label in ("10", "2", "2", "-1")]) == ["-1", "2", "10"]
+    equal = [Example("", label) for label in ("1", "01", "+1", "001", "2")]
+    assert class_names(equal) == ["+1", "001", "01", "1", "2"]  # not by the seed of Python's hashes
     assert class_names([Example("", label) for label in ("b", "10", "a")]) == ["10", "a", "b"]
     with pytest.raises(UserError, match="the training examples have 1 different labels; give 2 to 1,000"):
         class_names([Example("", "a")])

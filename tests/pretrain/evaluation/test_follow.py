@@ -93,6 +93,23 @@ def test_damaged_and_pruned_checkpoints_are_passed_over(run, capsys):
     printed = capsys.readouterr().out
     assert "checkpoint of step 4 is passed over" in printed and "checkpoint of step 8 is passed" in printed
     assert "step 12: piqa/acc 0.1200" in printed
+    assert f"{run} has all its steps; checkpoints scored: 1, passed over: 2" in printed
+
+
+def test_a_run_none_of_whose_checkpoints_can_be_scored(run):
+    def score(step):
+        raise UserError("tasks: an item cannot be scored")
+
+    with pytest.raises(UserError, match=r"none of the 3 checkpoints of .* could be scored"):
+        follow.follow(run, SETTINGS, score, alone())
+
+
+def test_scores_of_a_few_items_replace_none_of_all(run):
+    scored_steps(run)
+    follow.follow(run, SETTINGS | {"limit": 2}, lambda step: {"piqa/acc": 0.9, "piqa/f1": 0.8}, alone())
+    row = next(row for row in read_metrics(run) if row["step"] == 8)
+    assert (row["evaluation/piqa/acc"], row["evaluation/piqa/f1"]) == (0.08, 0.8)
+    assert Columns(run)["evaluation/piqa/acc"][1].tolist() == [0.04, 0.08, 0.12]
 
 
 def test_readers_of_a_run_see_the_scores(run, tmp_path):

@@ -159,6 +159,34 @@ def test_a_document_ends_a_text_and_a_sample_depends_on_its_request_alone(small)
             flat.generate_until(requests(("def f", wanted)))
 
 
+@pytest.mark.parametrize(
+    ("context", "answer", "before", "scored"),
+    [
+        ("def f(", "x", "def f(", "x"),
+        ("def f(", ")", "def f(", ")"),  # the tokenizer has "()"
+        ("  ", "x", None, "  x"),
+        ("", "x", None, "x"),
+    ],
+)
+def test_every_answer_is_scored_after_a_context(small, context, answer, before, scored):
+    tokenizer = small.tokenizer
+    rows = chain(tokenizer)
+    model = ZeroShotModel(lambda tokens: rows[tokens], tokenizer, 40, alone())
+    ids = list(tokenizer.encode(scored))
+    last = tokenizer.encode(before)[-1] if before else tokenizer.end_of_document
+    previous = [last, *ids[:-1]]
+    expected = sum(rows[a].double().log_softmax(-1)[b].item() for a, b in zip(previous, ids, strict=True))
+    ((found, greedy),) = model.loglikelihood(requests((context, answer)))
+    assert found == pytest.approx(expected, rel=1e-5) and not greedy
+
+
+def test_an_answer_without_tokens_is_refused(small):
+    rows = chain(small.tokenizer)
+    model = ZeroShotModel(lambda tokens: rows[tokens], small.tokenizer, 40, alone())
+    with refused("tasks: an answer is empty"):
+        model.loglikelihood(requests(("def f", "")))
+
+
 def test_all_ranks_form_the_same_batches(small, monkeypatch):
     monkeypatch.setattr(World, "gather", lambda self, value: [value, value - 7])
     rows = chain(small.tokenizer)
@@ -191,6 +219,14 @@ def test_data_sets_of_one_path_with_other_files_are_kept_apart(tmp_path):
         assert [each["test"]["text"][0] for each in found] == ["one", "two"]
     with use_data_sets(tmp_path / "sets"), refused("data_dir: "):
         datasets.load_dataset("json")
+
+
+def test_a_data_set_of_this_machine_is_read_where_it_is(tmp_path):
+    datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "own/test.parquet")
+    for save in (True, False):
+        with use_data_sets(tmp_path / "sets", save=save):
+            assert datasets.load_dataset(str(tmp_path / "own"))["test"]["text"][0] == "a"
+    assert not (tmp_path / "sets").exists()
 
 
 def test_a_task_that_is_scored_by_what_is_written(own, small):

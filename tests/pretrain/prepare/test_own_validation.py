@@ -110,6 +110,11 @@ def test_duplicates_and_the_cap_spare_the_held_out_text(small, texts, tmp_path):
     assert texts_of(corpus, "training") == TRAINING[:1]
     with pytest.raises(UserError, match="no usable document for training"):
         make_corpus(source, tmp_path / "c", small.tokenizer, Selection(max_tokens=most - 20))
+    one = corpus.training.document(0).size
+    with pytest.raises(UserError, match=f"max_tokens: {one} leaves a single document, and one is held out"):
+        make_corpus(
+            TextFiles([texts / "training"]), tmp_path / "d", small.tokenizer, Selection(max_tokens=one)
+        )
 
 
 @pytest.mark.slow

@@ -40,9 +40,11 @@ def separated(documents: Iterable[str], delimiter: str) -> bytes:
     return b"\xef\xbb\xbf" + written.getvalue().encode()
 
 
-def parquet(values: Any, name: str = "text", **options: object) -> bytes:
+def parquet(values: Any, name: str = "text", twice: bool = False, **options: object) -> bytes:
     stream = io.BytesIO()
     table = pyarrow.table({"other": [{"text": 1, "b": 2}] * len(values), name: values})
+    if twice:
+        table = table.append_column(name, [table[name].combine_chunks()])
     pyarrow.parquet.write_table(table, stream, **options)
     return stream.getvalue()
 
@@ -114,6 +116,8 @@ def test_paths_may_be_files_folders_and_globs_and_count_once(tmp_path):
     for paths, expected in (
         ([tmp_path], ["1", "2", "3"]),
         ([tmp_path / "**" / "*.txt"], ["1", "2"]),
+        ([tmp_path / "**"], ["1", "2", "3"]),
+        ([tmp_path / "**" / "*b*"], ["2", "3"]),  # a file, and the files of a folder
         ([tmp_path / "su*"], ["2", "3"]),
         ([tmp_path / "*"], ["1", "2", "3"]),
         ([tmp_path / "sub" / "c.md", tmp_path], ["3", "1", "2"]),
@@ -232,6 +236,7 @@ def test_empty_files_are_counted_and_refused_alone(tmp_path, name, data):
         ("a.csv", b'text\n"a\nb\n', r"a\.csv' is truncated or damaged \(line 3: unexpected end of data\)"),
         ("a.parquet", parquet(["x"], "body"), r"a\.parquet' has no column 'text'; .* other, body"),
         ("a.parquet", parquet([1]), r"column: 'text' .* holds int64, not text"),
+        ("a.parquet", parquet(["x"], "text", twice=True), r"a\.parquet' has 2 columns 'text'"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, name, data, message):
