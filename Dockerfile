@@ -1,7 +1,8 @@
 # An image for GPU nodes (docs/cluster.md has the job scripts' CONTAINER=):
 #
 #   docker build -t head-schedules .
-#   docker run --gpus all -v "$PWD/runs:/models/runs" -v "$PWD/data:/models/data" head-schedules \
+#   docker run --gpus all --shm-size=1g --ulimit memlock=-1 \
+#       -v "$PWD/runs:/models/runs" -v "$PWD/data:/models/data" head-schedules \
 #       deepspeed --module pretrain.main --config 124m --data data/fineweb
 #
 # nvcc and g++ are there for DeepSpeed's own kernels, which are compiled at first use. The driver's CUDA must

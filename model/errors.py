@@ -27,6 +27,13 @@ class UserError(ValueError):
         return [f"error: {self}"]
 
 
+class MachineError(UserError):
+    """A line about machines or other jobs, not about what the user gave: another try may work.
+
+    Training ends with exit code 1, after which a job is requeued.
+    """
+
+
 @contextmanager
 def naming(field: str, value: Any) -> Iterator[None]:
     """Add the field and its value to a UserError that does not have them."""

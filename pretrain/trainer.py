@@ -333,7 +333,8 @@ class Trainer:
             for name, tensor in hook.state().items()
         }
         with self.metrics.pause():
-            self._finish_checkpoint()  # the one before
+            if self.store.under_way:
+                self._finish_checkpoint()  # the one before
             self.control.heartbeat(f"saving step {state.step}")
             self.store.begin(
                 self.engine,
@@ -355,7 +356,11 @@ class Trainer:
             UserError: a corpus is damaged; the checkpoint is not kept.
         """
         if not self._data_checked:
-            while (reading := any(self.session.world.gather(self.hashes.running))) and not self._stopping:
+            while True:
+                here = self.hashes.running, self.control.has_request()
+                reading, asked = map(any, zip(*self.session.world.gather(here), strict=True))
+                if not reading or asked or self._stopping:
+                    break
                 self.control.heartbeat("comparing the corpora with their hashes")
                 self.hashes.wait(seconds=1)
             self._data_checked = not reading

@@ -242,9 +242,9 @@ launch() {
     job_record=" $(scontrol show job -o "$SLURM_JOB_ID")"
     check_time_limit
     # The rendezvous: a port of the job's own, so that two jobs on a node do not meet, and below those that
-    # Linux gives to outgoing connections (32768 and up).
+    # Linux gives to outgoing connections (32768 and up). Another at each start, since one may be taken.
     MASTER_ADDR=$(first_address)
-    MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+    MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))
     export MASTER_ADDR MASTER_PORT
     [ "$dry_run" = 1 ] || make_job_files
     srun_command "${arguments[@]}"

@@ -53,10 +53,13 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     store.restore_checkpoints()
     fetched: list[str] = []
     if run.resume == "auto" and (mirror := run.checkpoint.mirror):
-        from pretrain.mirror.copies import restore_lost
+        from pretrain.mirror.copies import restore_damaged, restore_lost
 
         fetched = store.world.on_rank_zero(lambda: [] if store.steps() else restore_lost(mirror, run.folder))
-    folder, saved, damaged = store.newest_valid() or (None, TrainingState(), [])
+        newest = store.newest_valid(lambda folder: restore_damaged(mirror, folder))
+    else:
+        newest = store.newest_valid()
+    folder, saved, damaged = newest or (None, TrainingState(), [])
     if folder is None:
         check_imported(run)
         return Found(None, saved, [])

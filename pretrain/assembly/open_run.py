@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from model.errors import MachineError
 from pretrain.assembly.data import open_data
 from pretrain.assembly.hooks import build_hooks
 from pretrain.assembly.loading import find_newest, next_state, plan_loading
@@ -113,6 +114,10 @@ def open_run(
             all_hooks = [] if finished else build_hooks(session, own_hooks)
             if not begun:
                 hold_run_folder(run, world, held)
+                if world.broadcast(store.steps()):
+                    raise MachineError(
+                        f"name: another job has begun {run.folder} meanwhile; the same command continues it"
+                    )
         if finished:
             yield FinishedRun(session)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -11,11 +12,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from model.declared import NonNegativeInt, declared, from_dict, to_dict
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from pretrain.utils.files import InnerPath, file_entry, open_regular, write_atomically
 from pretrain.utils.parsing import read_json
 
 MANIFEST = "manifest.json"
+UNREADABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
+"""Errors of a file system that is away, of permissions, and of a process with too little of something."""
 
 
 @declared()
@@ -55,9 +61,12 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
 
     Returns:
         None when it is valid, else what is wrong.
+
+    Raises:
+        MachineError: a file cannot be read now, which says nothing about its contents.
     """
     try:
-        (folder / MANIFEST).lstat()
+        open_regular(folder / MANIFEST).close()
         manifest = from_dict(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
         if "state.json" not in manifest.files:
             return f"{MANIFEST} does not list state.json"
@@ -75,5 +84,8 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     except UserError as error:
         return str(error)
     except OSError as error:
-        return f"{error.filename} cannot be read ({error.strerror})"
+        problem = f"{error.filename} cannot be read ({error.strerror})"
+        if error.errno in UNREADABLE:
+            raise MachineError(problem) from None
+        return problem
     return None

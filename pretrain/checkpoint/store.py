@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from model.parameters import parameter_specs
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps, claim, newest_valid
 from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER, rank_file
@@ -186,30 +186,61 @@ class CheckpointStore:
             self._under_way.writer.wait()
         self._stop_on(problem, self._under_way and self._under_way.partial, "data")
 
-    def newest_valid(self) -> tuple[Path, TrainingState, list[str]] | None:
+    def newest_valid(
+        self, repair: Callable[[Path], bool] = lambda folder: False
+    ) -> tuple[Path, TrainingState, list[str]] | None:
         """Find the newest checkpoint whose files all have the size and hash they were written with.
 
+        Args:
+            repair: is given each one that does not, on rank 0; whether it was replaced by a copy.
+
         Returns:
-            Its folder, its state and a line about each newer one that was passed over; or None.
+            Its folder, its state and a line about each that was passed over or replaced; or None.
 
         Raises:
             UserError: there are checkpoints, but none is valid.
+            MachineError: one cannot be read now. It is not passed over: the run would leave its curve, and
+                delete it.
         """
         notes: list[str] = []
+
+        def problem_of(folder: Path) -> str | None:
+            problem = self._compare(folder)
+            if problem and self.world.on_rank_zero(lambda: repair(folder)):
+                notes.append(f"checkpoint {folder.name} was damaged ({problem}); it was fetched again")
+                problem = self._compare(folder)
+            return problem
+
         folder = newest_valid(
             self.run_folder,
             self.world.broadcast(self.steps()),
-            lambda folder: self.world.first_problem(verify(folder, self.world.rank, self.world.size)),
+            problem_of,
             lambda folder, problem: notes.append(f"checkpoint {folder.name} is damaged ({problem})"),
         )
         if folder is not None:
             return folder, read_state(folder), notes
         if notes:
+            mirrored = self.config.mirror is not None
+            other = "give another --name" if mirrored else "move the folder elsewhere"
             raise UserError(
-                f"checkpoints: no valid one in {self.folder}: {'; '.join(notes)}; restore one, or move "
-                "the folder elsewhere to start over"
+                f"checkpoints: no valid one in {self.folder}: {'; '.join(notes)}; restore one, or {other} to "
+                "start over"
             )
         return None
+
+    def _compare(self, folder: Path) -> str | None:
+        """What is wrong with a checkpoint, of which each rank reads its part. Collective."""
+        away = problem = None
+        try:
+            problem = verify(folder, self.world.rank, self.world.size)
+        except MachineError as error:
+            away = str(error)
+        if away := self.world.first_problem(away):
+            raise MachineError(
+                f"checkpoints: {away}; try again when it can be read, or move {folder.name} elsewhere to "
+                "continue from an earlier one"
+            )
+        return self.world.first_problem(problem)
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:
         if problem := self.end_pruning():

@@ -98,9 +98,8 @@ class HashCheck:
                     return
                 if _state(folder / name, entry) == state:  # else it was changed while it was read
                     found[name] = state
-        if found != remembered:
-            with suppress(OSError):
-                write_atomically(place, json.dumps(found, indent=1))
+                    with suppress(OSError):
+                        write_atomically(place, json.dumps(found, indent=1))
 
     def _go_on(self) -> None:
         if self._closed:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from model.declared import declared, from_dict, to_dict
-from model.errors import UserError, quote
+from model.errors import MachineError, UserError, quote
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
 from pretrain.config.model_file import split_step
@@ -139,7 +139,7 @@ class Mirror:
                 if not (self.run_folder / "checkpoints" / name).is_dir():
                     self._done(name, None)  # pruned meanwhile, to have room
                     continue
-                if name != intact and (problem := verify(self.run_folder / "checkpoints" / name)):
+                if name != intact and (problem := self._damage(name)):
                     self.report(log_line("mirror", f"{name} is damaged ({problem}) and is not copied"))
                     self._done(name, None)
                     continue
@@ -151,6 +151,12 @@ class Mirror:
                 continue
             pause = self._retry_seconds[0]
             self._done(name, copied)
+
+    def _damage(self, name: str) -> str | None:
+        try:
+            return verify(self.run_folder / "checkpoints" / name)
+        except MachineError:  # tried again, like a store that is away
+            return None
 
     def _copy(self, name: str) -> str | None:
         """Copy a checkpoint; the hash of its manifest."""
@@ -270,6 +276,17 @@ def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], St
         f"checkpoint.mirror: {'; '.join(notes)}, and {run_folder} holds no checkpoint; give another --name "
         "to start from scratch"
     )
+
+
+def restore_damaged(url: str, folder: Path, open_store: Callable[[str, str], Store] = Store) -> bool:
+    """Fetch the copy of a damaged checkpoint into its place, if there is a verified one; whether it was."""
+    run_folder = folder.parent.parent
+    try:
+        record = from_dict(Record, read_json(run_folder / RECORD, RECORD), RECORD)
+        known = record.url == url and folder.name in record.safe
+        return known and _fetch(open_store(url, run_folder.name), folder.name, run_folder) is None
+    except Exception:  # of any class: without the copy the run continues from an older checkpoint
+        return False
 
 
 def _fetch(store: Store, name: str, run_folder: Path) -> str | None:

@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from pretrain.config.run_config import RunConfig
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
 from pretrain.run.data import RunData
@@ -87,6 +87,7 @@ class RunLock:
                 f"{parent_option}: cannot write {error.filename} ({error.strerror}); give a folder that can "
                 f"be written with --{parent_option}"
             ) from None
+        job = os.environ.get("SLURM_JOB_ID")
         with contextlib.suppress(OSError):  # a full disk, or a file system without locks
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,12 +95,13 @@ class RunLock:
                 with self._file as file:
                     file.seek(0)
                     holder = file.read(200).strip()
-                raise UserError(
+                # An earlier start of this job, on a node that is not done with it, will be gone.
+                earlier = job is not None and holder.endswith(f"SLURM job {job}")
+                raise (MachineError if earlier else UserError)(
                     f"{option}: {folder} is in use by {holder or 'another job'}; wait for it, stop it, or "
                     f"give another --{option}"
                 ) from None
             self._file.truncate(0)
-            job = os.environ.get("SLURM_JOB_ID")
             self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
             self._file.write(f", SLURM job {job}" if job else "")
             self._file.flush()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from model.config import ModelConfig
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from model.heads import format_heads
 from model.transformer import Transformer
 from pretrain.checkpoint.finder import Hold, checkpoint_path, require_steps
@@ -182,7 +182,10 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
     for existing_step in reversed(require_steps(folder, step)):
         path = checkpoint_path(folder, existing_step)
         hold = Hold(path)  # before it is verified, which takes a while
-        problem = verify(path)
+        try:
+            problem = verify(path)
+        except MachineError as error:
+            problem = str(error)
         if problem is None:
             if notes:
                 report(log_line("note", f"{'; '.join(notes)}; using {path.name}"))

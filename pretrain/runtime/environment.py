@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from model.errors import UserError, quote
+from model.errors import MachineError, UserError, quote
 from pretrain.utils.env_check import check_variables
 from pretrain.utils.format import count_of
 
@@ -158,9 +158,11 @@ def _check_port(port: int) -> None:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 return  # other errors are left to the rendezvous
             why = "is taken on" if error.errno == errno.EADDRINUSE else "may not be used by you on"
+            where = f"MASTER_PORT: {port} {why} {socket.gethostname()}"
+            if "SUBMIT_LINE" in os.environ:  # of slurm/launch.sh, whose port depends on the job and its start
+                raise MachineError(f"{where}; the job's next start has another") from None
             raise UserError(
-                f"MASTER_PORT: {port} {why} {socket.gethostname()}; give another: deepspeed --master_port N, "
-                "or torchrun --master_port N"
+                f"{where}; give another: deepspeed --master_port N, or torchrun --master_port N"
             ) from None
 
 

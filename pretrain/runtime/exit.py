@@ -18,7 +18,7 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import UserError, quote
+from model.errors import MachineError, UserError, quote
 from pretrain.runtime.command import BAD_INPUT, bad_input
 
 FAILED = 1
@@ -37,12 +37,12 @@ STORE_TIMEOUT = timedelta(seconds=5)
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
     """Print how this rank failed, if it is the first, and end the process.
 
-    Bad input gives a one-line error and exit code BAD_INPUT, as in the other commands (run_command); anything
-    else gives this rank's traceback and FAILED. Messages of ranks other than 0 name the rank and its host. A
-    rank that is not the first ends with the first one's code.
+    Bad input gives a one-line error and exit code BAD_INPUT, as in the other commands (run_command), a
+    MachineError one line and FAILED; anything else gives this rank's traceback and FAILED. Messages of ranks
+    other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
     """
     error = bad_input(error) or error
-    code = BAD_INPUT if isinstance(error, UserError) else FAILED
+    code = BAD_INPUT if isinstance(error, UserError) and not isinstance(error, MachineError) else FAILED
     store = _store()
     if store is None:
         _end_alone(error, rank, code, wait)
@@ -106,7 +106,7 @@ def _end_alone(error: BaseException, rank: int, code: int, wait: float) -> NoRet
 
     Rank 0 prints an error that all ranks have; the first rank of a node prints an error of that node.
     """
-    if code == FAILED or rank == 0:
+    if not isinstance(error, UserError) or rank == 0:
         _print(_text(error, rank))
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         _leave_time_to_the_launcher(wait, code)

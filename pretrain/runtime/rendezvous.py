@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model.errors import UserError, quote
-from pretrain.runtime.environment import Launch
+from model.errors import MachineError, UserError, quote
+from pretrain.runtime.environment import Launch, read_environment
 from pretrain.runtime.hardware import detect_device
 from pretrain.utils.format import log_line
 
@@ -157,7 +157,8 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
         return next(dist.rendezvous("env://", rank, size, timeout=MEETING))
     except (RuntimeError, OSError) as error:
         late = time.monotonic() - began > MEETING.total_seconds() / 2
-        raise UserError(
+        # Too late, the machines may be slow, or one of them gone.
+        raise (MachineError if late else UserError)(
             f"MASTER_ADDR: the {size} ranks did not meet at {where}{f' within {seconds}' if late else ''} "
             f"({quote(str(error).splitlines()[0], 200, plain=True)}); give an address of rank 0's machine "
             "that all can reach and a port that is free there, and start every rank"
@@ -167,9 +168,18 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
 
 
 def _listen_on_this_machine() -> socket.socket | None:
-    """A socket at MASTER_ADDR, where that is an address of the loopback interface and rank 0 hosts the store;
-    torch's own listens on every interface of the machine."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    """A socket at MASTER_ADDR, where that is an address of the loopback interface, all ranks are on this
+    machine and rank 0 hosts the store; torch's own listens on every interface of the machine.
+
+    An address of the loopback interface alone does not say that: many a system's /etc/hosts has its own name
+    for 127.0.1.1, which the other nodes know by its real address.
+    """
+    launch, told = read_environment(), {"LOCAL_SIZE", "LOCAL_WORLD_SIZE"} & os.environ.keys()
+    if (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        or not told
+        or launch.size > launch.local_size
+    ):
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]

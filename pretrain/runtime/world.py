@@ -136,10 +136,11 @@ class World:
             try:
                 value = make()
             except UserError as error:  # the others wait for an answer, whatever it is
-                problem = str(error)
+                problem = type(error), str(error)
         value, problem = self.broadcast((value, problem))
         if problem is not None:
-            raise UserError(problem)
+            kind, text = problem
+            raise kind(text)
         return cast(T, value)
 
     def on_all_ranks(self, make: Callable[[], T]) -> T:
@@ -152,9 +153,11 @@ class World:
         try:
             value = make()
         except UserError as error:
-            problem = str(error)
-        if problem := self.first_problem(problem):
-            raise UserError(problem)
+            problem = type(error), str(error)
+        for rank, first in enumerate(self.gather(problem)):
+            if first is not None:
+                kind, text = first
+                raise kind(f"rank {rank}: {text}" if rank else text)
         return cast(T, value)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,8 @@
 """Checkpoints: resumed to the bit, refused when they do not fit, never half there."""
 
+import errno
 import json
+import os
 import random
 import shutil
 import threading
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from pretrain.assembly.loading import find_newest
+from pretrain.checkpoint import manifest
 from pretrain.checkpoint import store as module
 from pretrain.checkpoint.index import INDEX, TENSORS_FOLDER
 from pretrain.checkpoint.manifest import verify
@@ -103,6 +106,45 @@ def test_falls_back_to_the_previous_valid_one(small_folder, tmp_path):
     assert "contents that were written" in notes[0] and "continuing from step_000004" in notes[0]
     assert [row["step"] for row in curve(run.folder)] == list(range(1, 10))
     assert "steps changed: 8 -> 9" in notes
+
+
+def session_that_cannot_read(run):
+    """One in which rank 1 cannot read its share of the newest checkpoint, since its file system is away."""
+    opened = manifest.open_regular
+
+    def open_regular(path):
+        away = "step_000012" in str(path) and not str(path).endswith(manifest.MANIFEST)
+        if away and torch.distributed.get_rank() == 1:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return opened(path)
+
+    with mock.patch.object(manifest, "open_regular", open_regular):
+        try:
+            build(run)
+        except UserError as error:
+            return type(error), str(error)
+
+
+def test_one_that_cannot_be_read_now_is_not_passed_over(small_folder, tmp_path):
+    """Or it would be deleted as that of a curve that the run has left."""
+    run = nano_run(small_folder, tmp_path)
+    run_distributed(session, 2, run, timeout=120)
+    for kind, line in run_distributed(session_that_cannot_read, 2, run, timeout=120):
+        assert kind is MachineError and line.startswith("checkpoints: rank 1: ")
+        assert "cannot be read (Stale file handle); try again" in line
+
+
+def test_a_damaged_one_comes_back_from_the_mirror(small_folder, tmp_path):
+    mirror = f"--checkpoint.mirror file://{tmp_path}/mirror"
+    run = nano_run(small_folder, tmp_path / "runs", "--steps 8", mirror)
+    run_distributed(session, 1, run, timeout=120)
+    damage(run.folder / "checkpoints/step_000008/weights_and_optimizer/rank_00000.safetensors", "flipped")
+    ((notes, error),) = run_distributed(session, 1, run, timeout=120, steps=9)
+    assert error is None and "was damaged" in notes[0] and "continuing from step_000008" in notes[0]
+    shutil.rmtree(tmp_path / "mirror")  # and without the copy
+    damage(run.folder / "checkpoints/step_000009/weights_and_optimizer/rank_00000.safetensors", "flipped")
+    ((notes, error),) = run_distributed(session, 1, run, timeout=120, steps=10)
+    assert error is None and "continuing from step_000008" in notes[0]
 
 
 def test_the_optimizers_settings_are_those_of_the_session(small_folder, tmp_path):

@@ -117,6 +117,40 @@ def test_a_stop_does_not_wait_for_the_reading(copied, tmp_path):
     assert run_distributed(session, 1, run, timeout=120)[0][1] is None  # the next session reads, and goes on
 
 
+def stop_at_a_checkpoint(run: Any) -> tuple[int | None, int]:
+    """A session that is asked to stop while it waits for the reading, at the second checkpoint; the step that
+    it saved, and how long it waited in seconds."""
+    state, released, asked = hashes._state, threading.Event(), []
+
+    def endless(path: Path, entry: Any) -> str:
+        if threading.current_thread() is not threading.main_thread():
+            released.wait(60)
+        return state(path, entry)
+
+    def wait(self: Any, seconds: float | None = None) -> None:
+        if not asked and seconds is not None:
+            asked.append(opened.trainer.state.step)
+            opened.trainer.control.listener._ask("a test", STOPPED)
+
+    with mock.patch.object(hashes, "_state", endless), mock.patch.object(HashCheck, "wait", wait):
+        opened = build(run)
+        try:
+            fit(opened)
+        except Stopped as stop:
+            return stop.saved_step, asked[0]
+        finally:
+            released.set()
+    return None, 0
+
+
+def test_the_first_checkpoint_does_not_wait_for_the_reading(copied, tmp_path):
+    """The second does, and hears a request to stop."""
+    run = nano_run(copied, tmp_path / "runs", "--checkpoint.background true --checkpoint.keep_last 3")
+    assert run_distributed(stop_at_a_checkpoint, 1, run, timeout=120) == [(9, 8)]
+    steps = [path.name for path in sorted((run.folder / "checkpoints").iterdir())]
+    assert steps == ["step_000004", "step_000008", "step_000009"]
+
+
 @pytest.mark.slow
 def test_a_damaged_corpus_leaves_no_checkpoint_and_what_was_saved_stays(copied, tmp_path):
     run = nano_run(copied, tmp_path / "runs", "--checkpoint.background", "true")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from model.errors import MachineError, UserError
 from pretrain.run.folder import NAME, RunLock
 from tests.helpers.launch import ROOT
 from tests.helpers.refusals import refused
@@ -39,6 +40,12 @@ def test_another_process_is_refused_while_it_lives(tmp_path, monkeypatch):
             f"{folder} is in use by process {other.pid} on ", ", SLURM job 77; wait", "another --name"
         ):
             RunLock(folder)
+        with pytest.raises(MachineError):  # of the same job, whose earlier start is not quite gone
+            RunLock(folder)
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        with pytest.raises(UserError) as another:
+            RunLock(folder)
+        assert another.type is UserError
         other.kill()
         other.wait()
         RunLock(folder).release()  # killed: at once, without waiting for anything

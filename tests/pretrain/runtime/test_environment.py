@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from pretrain.runtime import environment as module
 from pretrain.runtime.environment import Launch, check_environment, check_threads, environment_rank
 from tests.helpers.launch import ROOT
@@ -64,6 +64,9 @@ def test_a_port_that_is_taken(monkeypatch):
         for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(UserError, match=f"MASTER_PORT: {port} is taken on .*--master_port"):
+            check_environment()
+        with monkeypatch.context() as job, pytest.raises(MachineError, match="the job's next start"):
+            job.setenv("SUBMIT_LINE", "sbatch slurm/124m.sh")
             check_environment()
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun's own
         check_environment()
