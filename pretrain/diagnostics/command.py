@@ -67,7 +67,7 @@ def list_runs(folder: Path) -> tuple[list[Path], list[str]]:
     keys = parse_yaml(read_text(folder / "study.yaml", "study"), f"study: {folder / 'study.yaml'}")
     baseline = keys.get("baseline") if isinstance(keys, dict) else None
     names = baseline if isinstance(baseline, list) else [baseline] if baseline else []
-    return runs, [str(name).replace(".", "-") for name in names]  # as runs are named
+    return runs, [str(name) for name in names]
 
 
 def run_diagnostics(arguments: Sequence[str]) -> None:

@@ -98,8 +98,15 @@ def find_baselines(groups: Sequence[str], names: Sequence[str]) -> dict[str, str
     In a study with several factors a name may be that of the last alone, or there is one for each level: of
     ``muon-tapered`` it is ``muon-uniform``, not ``adamw-uniform``.
     """
-    baselines = [name for name in names if name in groups]
-    baselines = baselines or [each for each in groups if each.endswith(tuple(f"-{name}" for name in names))]
+    # A run's name joins the labels of the factors by "-", and a label, such as 0.002, may have a dot.
+    plain, ends = (
+        {each: each.replace(".", "-") for each in groups},
+        [name.replace(".", "-") for name in names],
+    )
+    baselines = [each for each in groups if plain[each] in ends]
+    baselines = baselines or [
+        each for each in groups if plain[each].endswith(tuple(f"-{end}" for end in ends))
+    ]
     if not baselines:
         return {}
     if len(baselines) == 1:

@@ -72,19 +72,27 @@ def measure_run(
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
-    rows = {row["step"]: row for row in read_metrics(folder)}
+    rows, measured = {row["step"]: row for row in read_metrics(folder)}, dict[int, dict[str, Any]]()
+    replaced: set[str] = set()
     windows: np.ndarray | None = None
     features: dict[int, Tensor] = {}
     for asked in _parse_steps(folder, steps):
         source = SavedRun.open(folder, asked)
         if windows is None:
             windows = _windows(source, data, sequences)
-        found, features = _measure(source, windows, features)
+        forward, others, features = _measure(source, windows, features)
         step = source.state.step
-        last = {"step": step, "tokens": source.state.tokens, **found}
-        rows.setdefault(step, {}).update(last)
+        last = measured[step] = {"step": step, "tokens": source.state.tokens, **forward, **others}
+        # A curve is of one text, and a drift between checkpoints as far apart.
+        replaced |= {name for name in forward if data is not None or "feature_drift" in name}
         print_lines(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
-    in_order = [rows[step] for step in sorted(rows)]
+    kept = {
+        step: {name: value for name, value in row.items() if name not in replaced}
+        for step, row in rows.items()
+    }
+    for step, found in measured.items():
+        kept.setdefault(step, {}).update(found)
+    in_order = [kept[step] for step in sorted(kept)]
     return RunMeasures(folder.name, *split_run_name(folder.name), in_order, last, source.model.num_layers)
 
 
@@ -128,14 +136,15 @@ def _windows(source: SavedRun, data: str | None, sequences: int) -> np.ndarray:
 
 def _measure(
     source: SavedRun, windows: np.ndarray, before: dict[int, Tensor]
-) -> tuple[dict[str, Any], dict[int, Tensor]]:
-    """The values of one checkpoint, and its features for the drift to the next."""
+) -> tuple[dict[str, Any], dict[str, Any], dict[int, Tensor]]:
+    """The values of one checkpoint that the windows decide, the others, and its features for the drift to the
+    next."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = source.load_model().to(device)
     probe = ForwardProbe(source.model, windows, MICRO_BATCH, single_world(device))
     result = probe.run(network, lower_layers(source.model.num_layers))
     del network
-    row = result.row(before)
+    row: dict[str, Any] = {}
     checkpoint, state = source.checkpoint, source.state
     names = projections(source.model)
     references = {"initial": None, "release": _release_weights(source, names)}
@@ -148,7 +157,7 @@ def _measure(
             row |= displacement_row(moved, reference)
     row |= update_row(list(checkpoint.groups), _updates(checkpoint))
     checkpoint.release()
-    return row, result.features
+    return result.row(before), row, result.features
 
 
 def _release_weights(source: SavedRun, names: list[str]) -> Callable[[str], Tensor] | None:

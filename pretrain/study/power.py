@@ -37,8 +37,14 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
             speed are from.
 
     Raises:
-        UserError: neither a pilot nor a stated spread, or a pilot with too few finished pairs.
+        UserError: neither a pilot nor a stated spread, a pilot with too few finished pairs, or a study
+            without a baseline, whose contrasts are those of a linear model of all runs.
     """
+    if study.design:
+        raise UserError(
+            f"study: {study.name} has no baseline, and so no pairs to count: its report has the intervals of "
+            "effects, from all runs together; give a study with a baseline"
+        )
     groups, notes = pilot_differences(pilot) if pilot else ([], [])
     count, sd, source = sum(map(len, groups)), question.sd, "as stated"
     if sd is None:

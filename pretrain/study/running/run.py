@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from collections.abc import Sequence
 from model.errors import UserError
 from pretrain.config.sources import ROOT
 from pretrain.run.folder import RunLock
-from pretrain.runtime.command import INTERRUPTED
+from pretrain.runtime.command import BAD_INPUT, INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import build_pilot, list_parts, parse_study, reread
 from pretrain.study.register import register
-from pretrain.study.results import check_settings, list_unfinished, load_results, run_state
+from pretrain.study.results import check_settings, failure, list_unfinished, load_results, run_state
 from pretrain.study.running.scheduler import Scheduler, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
@@ -115,6 +116,9 @@ def _choose(study: Study, pilot: Study, dry_run: bool) -> bool:
     tried = {folder: study.tried[name] for folder, name in names.items()}
     chosen = choose_all(tried, study.file.pilot_seeds or [], results, view.better == "higher")
     tuned = {names[folder]: each for folder, each in chosen.items()}
+    for planned in pilot.runs:
+        if run_state(pilot, planned)[0] == "failed":
+            print_lines(f"note     {planned.name} failed, and its value does not count: {failure(planned)}")
     for name, each in tuned.items():
         edge = "; none beyond it was tried: add one to tune, or run again to use it" if each.at_edge else ""
         print_lines(f"tuned    {name}: {each.field} {label(each.value)}{edge}")
@@ -124,8 +128,14 @@ def _choose(study: Study, pilot: Study, dry_run: bool) -> bool:
 
 
 def list_untried(pilot: Study) -> list[PlannedRun]:
-    """The runs that have neither finished nor failed."""
-    return [run for run in pilot.runs if run_state(pilot, run)[0] in ("missing", "unfinished")]
+    """The runs that are neither finished nor ended by the training itself, as one that diverges: it would do
+    so again, and those that crashed or were killed need not."""
+    states = ((run, run_state(pilot, run)[0]) for run in pilot.runs)
+    return [run for run, state in states if state != "finished" and not _ended_itself(run)]
+
+
+def _ended_itself(planned: PlannedRun) -> bool:
+    return re.search(rf"\bexit (code|status) {BAD_INPUT}\b", failure(planned)) is not None
 
 
 def _check_for_jobs(study: Study) -> None:

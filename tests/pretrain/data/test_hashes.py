@@ -120,7 +120,8 @@ def test_a_stop_does_not_wait_for_the_reading(copied, tmp_path):
 def stop_at_a_checkpoint(run: Any) -> tuple[int | None, int]:
     """A session that is asked to stop while it waits for the reading, at the second checkpoint; the step that
     it saved, and how long it waited in seconds."""
-    state, released, asked = hashes._state, threading.Event(), []
+    state, released = hashes._state, threading.Event()
+    asked: list[int] = []
 
     def endless(path: Path, entry: Any) -> str:
         if threading.current_thread() is not threading.main_thread():
@@ -130,7 +131,9 @@ def stop_at_a_checkpoint(run: Any) -> tuple[int | None, int]:
     def wait(self: Any, seconds: float | None = None) -> None:
         if not asked and seconds is not None:
             asked.append(opened.trainer.state.step)
-            opened.trainer.control.listener._ask("a test", STOPPED)
+            listener = opened.trainer.control.listener
+            assert listener is not None
+            listener._ask("a test", STOPPED)
 
     with mock.patch.object(hashes, "_state", endless), mock.patch.object(HashCheck, "wait", wait):
         opened = build(run)

@@ -103,7 +103,7 @@ def test_a_folder_of_a_study_stands_for_its_runs(runs, tmp_path, capsys):
         assert main([str(study), "--sequences", "2", "--out", str(tmp_path)]) == 0
     finally:
         (study / "study.yaml").unlink()
-    said = "no run measured is of the study's baseline plain, large-flat, and differences are from rule"
+    said = "no run measured is of the study's baseline plain, large.flat, and differences are from rule"
     assert said in capsys.readouterr().err
 
 
@@ -123,6 +123,10 @@ def test_one_run_and_other_data(runs, small_folder, tmp_path, capsys):
     code = main([str(runs[0]), "--data", str(small_folder), "--sequences", "2", "--out", str(tmp_path)])
     assert code == 0, capsys.readouterr().err
     assert (tmp_path / "layers.png").is_file() and not (tmp_path / "difference.png").exists()
+    rows = {row["step"]: row for row in measure_run(runs[0], str(small_folder), 2).rows}
+    distance, moved = "diagnostics/attention_distance/layer_0", "diagnostics/lambda_q_initial/layer_0"
+    # A curve is of one text; what does not depend on the text is that of the training.
+    assert distance in rows[6] and distance not in rows[3] and moved in rows[3]
 
 
 @pytest.mark.slow
@@ -172,6 +176,9 @@ def test_every_group_has_the_baseline_of_its_own_factor():
     found = find_baselines(groups, ["uniform"])
     assert found == dict.fromkeys(groups[:2], groups[0]) | dict.fromkeys(groups[2:4], groups[2])
     assert find_baselines(groups, ["muon-uniform"]) == dict.fromkeys(groups, "muon-uniform")
+    rates = ["0.001", "0.002", "prism-0.002"]
+    assert find_baselines(rates[:2], ["0.002"]) == dict.fromkeys(rates[:2], "0.002")
+    assert find_baselines(rates[2:], ["prism.0.002"]) == {"prism-0.002": "prism-0.002"}
     assert find_baselines(groups, ["prism"]) == {} == find_baselines(groups, [])
     assert find_baselines(groups[:4], ["muon-tapered", "adamw-uniform"]) == {
         **dict.fromkeys(groups[:2], "adamw-uniform"),

@@ -7,11 +7,13 @@ import math
 import pytest
 
 from model.errors import UserError
-from pretrain.study.planning import parse_study
+from pretrain.study.planning import parse_study, read_study
 from pretrain.study.power import Question, pilot_differences, power_lines
 from pretrain.study.statistics.paired import pairs_needed, pooled_sd
 from pretrain.study.summaries import View
+from tests.helpers.launch import ROOT
 from tests.helpers.planted_runs import result
+from tests.helpers.refusals import refused
 
 TEXT = """
 recipe: micro
@@ -106,6 +108,11 @@ def test_contrasts_need_as_many_seeds_as_their_own_spread_says(pilot):
     line = f"contrast prism - descending: sd {sd:.3g} of 3 seeds"
     assert lines[5:6] == [f"{line}, {needed} seeds to find 0.02"] and needed > 6
     assert [text for text in lines if text.startswith("contrast")] == lines[5:6]
+
+
+def test_a_study_without_pairs():
+    with refused("study: map-small has no baseline"):
+        power_lines(read_study(ROOT / "pretrain/studies/map-small.yaml"), Question(sd=0.01, effect=0.01))
 
 
 def test_the_question_comes_before_the_study(pilot):

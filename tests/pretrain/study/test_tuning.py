@@ -14,8 +14,9 @@ import yaml
 from pretrain.study.command import dispatch
 from pretrain.study.notebook import Study
 from pretrain.study.planning import build_pilot, parse_study, reread
-from pretrain.study.results import load_results, load_study
+from pretrain.study.results import failed_mark, load_results, load_study
 from pretrain.study.running import run
+from pretrain.study.running.run import list_untried
 from pretrain.study.running.scheduler import Scheduler, write_study
 from pretrain.study.settings import label
 from pretrain.study.summaries import build_view
@@ -181,6 +182,37 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     rows = table_of(build_view(study(folder), []), "tuned")
     assert rows[2]["chosen"] == "0.004 (an edge)" and {row["values tried"] for row in rows} == {"3"}
     assert rows[0]["mean of the pilots"].startswith("0.001: 4.4805, 0.002: 4.0000")
+
+
+@pytest.mark.parametrize(
+    ("reason", "left"),
+    [
+        ("exit code 2: error: step 9: 10 updates in a row were skipped", 0),
+        ("job 5 failed with exit status 2", 0),
+        ("exit code -9: ", 1),
+        ("exit code 1: ZeroDivisionError", 1),
+        ("job 5 failed with exit status 137", 1),
+    ],
+)
+def test_pilots_that_were_killed_are_tried_again(tmp_path, capsys, monkeypatch, reason, left):
+    """Before a value is chosen; those that end by themselves would do so again."""
+    path = tmp_path / "it.yaml"
+    path.write_text(f"recipe: micro\n{STUDY}", encoding="utf-8")
+    before = study(tmp_path / "out")
+    pilot = build_pilot(before)
+    results = chosen(before, dict.fromkeys(before.tried, 2e-3))
+    failed = pilot.runs[-1]
+    for planned in pilot.runs:
+        if planned is not failed:
+            loss = results[planned.variant][planned.seed]
+            plant(result(planned, [{"step": 80, "tokens": 80 * 512, "val_loss": loss}]))
+    failed_mark(failed).parent.mkdir(exist_ok=True, parents=True)
+    failed_mark(failed).write_text(reason + "\n")
+    monkeypatch.setattr(Scheduler, "run", lambda self: {})
+    dispatch(["run", str(path), "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert len(list_untried(pilot)) == left and ("tuned    " in printed) == (not left)
+    assert (f"note     {failed.name} failed, and its value does not count: {reason}" in printed) == (not left)
 
 
 def test_pilots_of_several_factors_are_found(tmp_path, monkeypatch):
