@@ -10,8 +10,8 @@ Inside a group:
   gathered.
 
 Rotary positions are applied by the caller after ``scatter``, on whole heads. Bytes sent are computed in
-model/parallel_plan. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv 2309.14509), the
-zigzag order that of ring attention implementations; neither splits a head.
+pretrain/plan/tensor_parallel.py. The idea of exchanging heads for sequences is DeepSpeed-Ulysses' (arXiv
+2309.14509), the zigzag order that of ring attention implementations; neither splits a head.
 """
 
 from __future__ import annotations

@@ -208,9 +208,12 @@ def write_description(folder: Path, config: Any) -> None:
     config.save_pretrained(folder)
     rope = getattr(config, "rope_parameters", None)
     if config.model_type != "head_schedule" and rope:
-        # Where transformers before 5, and programs that follow it, look for the base.
+        # Where transformers before 5, and programs that follow it, look for the base; llama.cpp's converter
+        # also for the length that a scaling extends.
         written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        written["rope_theta"] = rope["rope_theta"]
+        for name in ("rope_theta", "original_max_position_embeddings"):
+            if name in rope:
+                written[name] = rope[name]
         (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     if "ForSequenceClassification" not in config.architectures[0]:
         GenerationConfig(**special_ids(config.eos_token_id)).save_pretrained(folder)

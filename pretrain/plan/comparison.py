@@ -31,8 +31,8 @@ def compare(run: RunConfig, machine: Machine) -> list[str]:
     ]
     for name in STAGES:
         for t, c in degrees:
-            shared = dataclasses.replace(run, tensor_parallel=t, context_parallel=c)
             try:
+                shared = dataclasses.replace(run, tensor_parallel=t, context_parallel=c)
                 row = _row(make_plan(shared, read_ds_config(find_ds_config(name)), machine, mfu=None))
             except UserError as error:
                 row = f"  {error}"

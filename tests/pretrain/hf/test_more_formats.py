@@ -10,6 +10,7 @@ import transformers
 
 from model.transformer import Transformer
 from pretrain.config.hf_config_file import MODEL_TYPES, read_model
+from pretrain.hf.export_folder import write_description
 from pretrain.hf.formats import ARCHITECTURES, choose_format
 from pretrain.hf.import_folder import parameters
 from pretrain.hf.open_model import load_as_written, load_exported
@@ -107,6 +108,18 @@ def test_a_missing_feature_is_named(kind, missing, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with refused(f"what is missing here: {missing}", f"valid: {', '.join(MODEL_TYPES)}"):
         read_model(tmp_path)
+
+
+def test_other_programs_find_the_base_and_the_length_before_the_scaling(tmp_path):
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    config = transformers.LlamaConfig(
+        rope_parameters=rope, max_position_embeddings=128, architectures=["LlamaForCausalLM"], eos_token_id=0
+    )
+    write_description(tmp_path, config)
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert (found["rope_theta"], found["original_max_position_embeddings"]) == (1e4, 32)
+    assert transformers.LlamaConfig.from_pretrained(tmp_path).rope_parameters == rope
 
 
 def test_the_valid_scalings_are_listed(tmp_path):
