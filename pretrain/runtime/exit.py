@@ -38,7 +38,7 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
     """Print how this rank failed, if it is the first, and end the process.
 
     Bad input gives a one-line error and exit code BAD_INPUT, as in the other commands (run_command), a
-    MachineError its message and FAILED; anything else gives this rank's traceback and FAILED. Messages of ranks
+    MachineError its message and FAILED; anything else this rank's traceback and FAILED. Messages of ranks
     other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
     """
     error = bad_input(error) or error

@@ -19,7 +19,8 @@ from pretrain.runtime.rendezvous import _listen_on_this_machine, _reach_the_othe
 def test_on_one_machine_only_the_machine_itself_can_reach_it(monkeypatch, address):
     with socket.create_server((address, 0)) as free:
         port = free.getsockname()[1]
-    for name, value in {"MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}.items():
+    given = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0"}
+    for name, value in {**given, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     # The other rank; it waits until the store is there.
     other = threading.Thread(target=lambda: dist.TCPStore(address, port, 2, False, timedelta(seconds=30)))
