@@ -53,10 +53,10 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     store.restore_checkpoints()
     fetched: list[str] = []
     if run.resume == "auto" and (mirror := run.checkpoint.mirror):
-        from pretrain.mirror.copies import restore_damaged, restore_lost
+        from pretrain.mirror.copies import repair_checkpoint, restore_lost
 
         fetched = store.world.on_rank_zero(lambda: [] if store.steps() else restore_lost(mirror, run.folder))
-        newest = store.newest_valid(lambda folder: restore_damaged(mirror, folder))
+        newest = store.newest_valid(lambda folder: repair_checkpoint(mirror, folder))
     else:
         newest = store.newest_valid()
     folder, saved, damaged = newest or (None, TrainingState(), [])

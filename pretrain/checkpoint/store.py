@@ -230,16 +230,13 @@ class CheckpointStore:
 
     def _compare(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, of which each rank reads its part. Collective."""
-        away = problem = None
         try:
-            problem = verify(folder, self.world.rank, self.world.size)
+            problem = self.world.on_all_ranks(lambda: verify(folder, self.world.rank, self.world.size))
         except MachineError as error:
-            away = str(error)
-        if away := self.world.first_problem(away):
             raise MachineError(
-                f"checkpoints: {away}; try again when it can be read, or move {folder.name} elsewhere to "
+                f"checkpoints: {error}; try again when it can be read, or move {folder.name} elsewhere to "
                 "continue from an earlier one"
-            )
+            ) from None
         return self.world.first_problem(problem)
 
     def _prepare(self, partial: Path, tokenizer_folder: Path) -> str | None:

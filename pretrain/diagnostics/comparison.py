@@ -99,14 +99,10 @@ def find_baselines(groups: Sequence[str], names: Sequence[str]) -> dict[str, str
     ``muon-tapered`` it is ``muon-uniform``, not ``adamw-uniform``.
     """
     # A run's name joins the labels of the factors by "-", and a label, such as 0.002, may have a dot.
-    plain, ends = (
-        {each: each.replace(".", "-") for each in groups},
-        [name.replace(".", "-") for name in names],
-    )
+    plain = {each: "-" + each.replace(".", "-") for each in groups}
+    ends = tuple("-" + name.replace(".", "-") for name in names)
     baselines = [each for each in groups if plain[each] in ends]
-    baselines = baselines or [
-        each for each in groups if plain[each].endswith(tuple(f"-{end}" for end in ends))
-    ]
+    baselines = baselines or [each for each in groups if plain[each].endswith(ends)]
     if not baselines:
         return {}
     if len(baselines) == 1:

@@ -72,7 +72,7 @@ def measure_run(
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
-    rows, measured = {row["step"]: row for row in read_metrics(folder)}, dict[int, dict[str, Any]]()
+    measured: dict[int, dict[str, Any]] = {}
     replaced: set[str] = set()
     windows: np.ndarray | None = None
     features: dict[int, Tensor] = {}
@@ -86,13 +86,12 @@ def measure_run(
         # A curve is of one text, and a drift between checkpoints as far apart.
         replaced |= {name for name in forward if data is not None or "feature_drift" in name}
         print_lines(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
-    kept = {
-        step: {name: value for name, value in row.items() if name not in replaced}
-        for step, row in rows.items()
-    }
+    rows: dict[int, dict[str, Any]] = {}
+    for row in read_metrics(folder):
+        rows[row["step"]] = {name: value for name, value in row.items() if name not in replaced}
     for step, found in measured.items():
-        kept.setdefault(step, {}).update(found)
-    in_order = [kept[step] for step in sorted(kept)]
+        rows.setdefault(step, {}).update(found)
+    in_order = [rows[step] for step in sorted(rows)]
     return RunMeasures(folder.name, *split_run_name(folder.name), in_order, last, source.model.num_layers)
 
 

@@ -270,17 +270,18 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows in the order of the file; of a run's folder also those of evaluation.jsonl, up to the step
     that the run has reached. Those of a few items (--limit) come first, so that no score of all items is
     replaced by theirs. Raises UserError for a value that is not a number."""
-    scored: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    of_few, of_all = list[dict[str, Any]](), list[dict[str, Any]]()
     if (path / EVALUATION_NAME).exists():
         reached = last_step(path)
         for row in read_rows(path / EVALUATION_NAME):
             if row["step"] <= reached:
                 settings = row.get("scored")
                 limited = isinstance(settings, dict) and settings.get("limit") is not None
-                scored[limited].append({name: value for name, value in row.items() if name not in OF_SCORES})
-    yield from scored[True]
+                kept = {name: value for name, value in row.items() if name not in OF_SCORES}
+                (of_few if limited else of_all).append(kept)
+    yield from of_few
     yield from read_rows(path)
-    yield from scored[False]
+    yield from of_all
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -116,11 +116,7 @@ class Mirror:
 
     def _read_recorded(self) -> dict[str, str]:
         """The checkpoints that earlier sessions have copied to this store, and that were not replaced."""
-        try:
-            record = from_dict(Record, read_json(self.run_folder / RECORD, RECORD), RECORD)
-        except (UserError, OSError):  # none yet, or damaged: everything is compared with the store
-            return {}
-        known = record.safe if record.url == self.url else {}
+        known = _read_safe(self.run_folder, self.url)
         return {name: digest for name, digest in known.items() if _identity(self.run_folder, name) == digest}
 
     def _work(self) -> None:
@@ -223,6 +219,15 @@ def _identity(run_folder: Path, name: str) -> str | None:
         return None
 
 
+def _read_safe(run_folder: Path, url: str) -> dict[str, str]:
+    """What mirror.json lists as safe in this store; nothing where there is none yet, or a damaged one."""
+    try:
+        record = from_dict(Record, read_json(run_folder / RECORD, RECORD), RECORD)
+    except (UserError, OSError):
+        return {}
+    return record.safe if record.url == url else {}
+
+
 def _write_record(run_folder: Path, url: str, safe: dict[str, str]) -> None:
     write_atomically(run_folder / RECORD, json.dumps(to_dict(Record(url, safe)), indent=1))
 
@@ -278,13 +283,13 @@ def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], St
     )
 
 
-def restore_damaged(url: str, folder: Path, open_store: Callable[[str, str], Store] = Store) -> bool:
+def repair_checkpoint(url: str, folder: Path, open_store: Callable[[str, str], Store] = Store) -> bool:
     """Fetch the copy of a damaged checkpoint into its place, if there is a verified one; whether it was."""
     run_folder = folder.parent.parent
+    if folder.name not in _read_safe(run_folder, url):
+        return False
     try:
-        record = from_dict(Record, read_json(run_folder / RECORD, RECORD), RECORD)
-        known = record.url == url and folder.name in record.safe
-        return known and _fetch(open_store(url, run_folder.name), folder.name, run_folder) is None
+        return _fetch(open_store(url, run_folder.name), folder.name, run_folder) is None
     except Exception:  # of any class: without the copy the run continues from an older checkpoint
         return False
 
@@ -299,12 +304,16 @@ def _fetch(store: Store, name: str, run_folder: Path) -> str | None:
         values: Mapping[str, Any] = json.loads(text)
         listed = {key: value for key, value in values.items() if key not in ("mirror", "places")}
         manifest, places = from_dict(Manifest, listed, MANIFEST), values.get("places", {})
-        total, done = sum(entry.bytes for entry in manifest.files.values()), 0
+        total, fetched = sum(entry.bytes for entry in manifest.files.values()), 0
+
+        def show(size: int) -> None:
+            nonlocal fetched
+            fetched += size
+            progress(max(fetched // 10**6, 1), max(total // 10**6, 1))
+
         with atomic_folder(target) as partial, ProgressLine(f"fetching {name}", "MB") as progress:
             for file in manifest.files:  # names inside the folder: Manifest rejects others
-                for part in store.get(f"checkpoints/{name}/{places.get(file, file)}", partial / file):
-                    done += part
-                    progress(max(done // 10**6, 1), max(total // 10**6, 1))
+                store.get(f"checkpoints/{name}/{places.get(file, file)}", partial / file, show)
             (partial / MANIFEST).write_text(json.dumps(to_dict(manifest), indent=1), encoding="utf-8")
             if problem := verify(partial):
                 raise UserError(problem)
@@ -317,5 +326,5 @@ def _fetch_descriptions(store: Store, run_folder: Path, name: str) -> None:
     for file in OF_THE_RUN:
         if not (run_folder / file).exists():
             with suppress(FileNotFoundError), atomic_file(run_folder / file) as partial:
-                deque(store.get(file, partial))
+                store.get(file, partial)
     write_atomically(run_folder / "latest", f"{name}\n")

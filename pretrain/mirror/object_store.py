@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -121,13 +121,13 @@ class Store:
                 digest.update(chunk)
         return digest.hexdigest()
 
-    def get(self, name: str, local: Path) -> Iterator[int]:
-        """Fetch a file; yields the bytes of each part that has come."""
+    def get(self, name: str, local: Path, each: Callable[[int], object] = lambda size: None) -> None:
+        """Fetch a file. *each* is called with the bytes of each part that has come."""
         local.parent.mkdir(parents=True, exist_ok=True)
         with self.files.open(self._path(name), "rb") as source, local.open("wb") as target:
             while chunk := source.read(CHUNK_BYTES):
                 target.write(chunk)
-                yield len(chunk)
+                each(len(chunk))
 
     def text(self, name: str) -> str | None:
         """A small file; None if it is not there."""

@@ -102,7 +102,7 @@ def test_a_job_follows_a_run_in_another_job(cluster, small_folder, tmp_path):
     training = cluster.submit(*one, log, "slurm/124m.sh", *arguments, env=environment)
     assert training.wait() == "COMPLETED", training.log
     assert follower.wait() == "COMPLETED", follower.log
-    assert follower.restarts == 1 and "has all its steps; " in follower.log
+    assert follower.restarts == 1 and "has all its steps; checkpoints scored: 3" in follower.log
     rows = map(json.loads, (tmp_path / "nano/evaluation.jsonl").read_text().splitlines())
     assert [row["step"] for row in rows] == [4, 8, 12]
 

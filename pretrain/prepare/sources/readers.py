@@ -172,14 +172,7 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
     rows = reader()
     try:
         header = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]
-        name = choose_column(header, column)
-        if name is None:
-            raise _make_column_error(path, column, header)
-        if (times := header.count(name)) > 1:
-            raise UserError(
-                f"column: {str(path)!r} has {times} columns {name!r}; valid: a name that one column has"
-            )
-        index = header.index(name)
+        index = header.index(_find_column(path, column, header))
         while (row := next(rows, None)) is not None:
             if sum(map(len, row)) > _BUFFER:  # a reader keeps the memory that its longest field took
                 number += rows.line_num
@@ -200,11 +193,19 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
         raise ValueError(f"line {number + rows.line_num}: {error}") from error
 
 
-def _make_column_error(path: Path, column: str, names: list[str]) -> UserError:
-    shown = ", ".join(" ".join(name.split())[:60] for name in names[:20])
-    return UserError(
-        f"column: {str(path)!r} has no column {column!r}; valid: --column with one of {shown}{SEVERAL}"
-    )
+def _find_column(path: Path, column: str, names: list[str]) -> str:
+    """Which of a file's columns choose_column takes; UserError if it is missing or there are several."""
+    name = choose_column(names, column)
+    if name is None:
+        shown = ", ".join(" ".join(each.split())[:60] for each in names[:20])
+        raise UserError(
+            f"column: {str(path)!r} has no column {column!r}; valid: --column with one of {shown}{SEVERAL}"
+        )
+    if (times := names.count(name)) > 1:
+        raise UserError(
+            f"column: {str(path)!r} has {times} columns {name!r}; valid: a name that one column has"
+        )
+    return name
 
 
 # ---------------------------------------------------------------------- Parquet
@@ -225,13 +226,7 @@ def _open_parquet(path: Path, column: str) -> Iterator[tuple[Any, str, int]]:
     limits = {f"thrift_{what}_size_limit": _MOST_METADATA for what in ("string", "container")}
     with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER, **limits) as file:
         schema = file.schema_arrow
-        name = choose_column(schema.names, column)
-        if name is None:
-            raise _make_column_error(path, column, schema.names)
-        if (times := schema.names.count(name)) > 1:
-            raise UserError(
-                f"column: {str(path)!r} has {times} columns {name!r}; valid: a name that one column has"
-            )
+        name = _find_column(path, column, schema.names)
         kind = schema.field(name).type
         text = kind.value_type if types.is_dictionary(kind) else kind
         if not any(is_text(text) for is_text in (getattr(types, f"is_{each}") for each in _TEXT_TYPES)):

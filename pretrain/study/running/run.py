@@ -110,15 +110,17 @@ def run_study(
 def _choose(study: Study, pilot: Study, dry_run: bool) -> bool:
     """Choose each variant's value from the pilots that are finished, and write it down; whether one of them
     is an edge of the values that were tried, so that a better one may lie outside."""
-    view = View(pilot, load_results(pilot), study.file.measure, study.file.last_validations)
+    pilots = load_results(pilot)
+    view = View(pilot, pilots, study.file.measure, study.file.last_validations)
     results = {each.variant: each.values for each in view.summaries}
     names = {study.variants[name].folder: name for name in study.untuned}
     tried = {folder: study.tried[name] for folder, name in names.items()}
     chosen = choose_all(tried, study.file.pilot_seeds or [], results, view.better == "higher")
     tuned = {names[folder]: each for folder, each in chosen.items()}
-    for planned in pilot.runs:
-        if run_state(pilot, planned)[0] == "failed":
-            print_lines(f"note     {planned.name} failed, and its value does not count: {failure(planned)}")
+    for pilot_run in pilots:
+        if pilot_run.state == "failed":
+            named = f"{pilot_run.planned.name} failed"
+            print_lines(f"note     {named}, and its value does not count: {pilot_run.failure}")
     for name, each in tuned.items():
         edge = "; none beyond it was tried: add one to tune, or run again to use it" if each.at_edge else ""
         print_lines(f"tuned    {name}: {each.field} {label(each.value)}{edge}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -86,9 +88,9 @@ def slowly(run: Any) -> tuple[Any, int]:
         return session(run), read.call_count
 
 
-def stop_while_reading(run: Any) -> tuple[int | None, bool]:
-    """A session that is asked to stop at its first step, while a file is read that takes for ever: the step
-    that it saved, and whether the reading was still going on."""
+@contextlib.contextmanager
+def endless_reading() -> Iterator[None]:
+    """Inside the block, the thread of a session that compares the corpora does not come to an end."""
     state, released = hashes._state, threading.Event()
 
     def endless(path: Path, entry: Any) -> str:
@@ -97,16 +99,28 @@ def stop_while_reading(run: Any) -> tuple[int | None, bool]:
         return state(path, entry)
 
     with mock.patch.object(hashes, "_state", endless):
+        try:
+            yield
+        finally:
+            released.set()
+
+
+def ask_to_stop(opened: Any) -> None:
+    listener = opened.trainer.control.listener
+    assert listener is not None
+    listener._ask("a test", STOPPED)
+
+
+def stop_while_reading(run: Any) -> tuple[int | None, bool]:
+    """A session that is asked to stop at its first step, while a file is read that takes for ever: the step
+    that it saved, and whether the reading was still going on."""
+    with endless_reading():
         opened = build(run)
-        listener = opened.trainer.control.listener
-        assert listener is not None
-        listener._ask("a test", STOPPED)
+        ask_to_stop(opened)
         try:
             fit(opened)
         except Stopped as stop:
             return stop.saved_step, opened.trainer.hashes.running
-        finally:
-            released.set()
     return None, False
 
 
@@ -119,30 +133,20 @@ def test_a_stop_does_not_wait_for_the_reading(copied, tmp_path):
 
 def stop_at_a_checkpoint(run: Any) -> tuple[int | None, int]:
     """A session that is asked to stop while it waits for the reading, at the second checkpoint; the step that
-    it saved, and how long it waited in seconds."""
-    state, released = hashes._state, threading.Event()
+    it saved, and the one at which it was asked."""
     asked: list[int] = []
-
-    def endless(path: Path, entry: Any) -> str:
-        if threading.current_thread() is not threading.main_thread():
-            released.wait(60)
-        return state(path, entry)
 
     def wait(self: Any, seconds: float | None = None) -> None:
         if not asked and seconds is not None:
             asked.append(opened.trainer.state.step)
-            listener = opened.trainer.control.listener
-            assert listener is not None
-            listener._ask("a test", STOPPED)
+            ask_to_stop(opened)
 
-    with mock.patch.object(hashes, "_state", endless), mock.patch.object(HashCheck, "wait", wait):
+    with endless_reading(), mock.patch.object(HashCheck, "wait", wait):
         opened = build(run)
         try:
             fit(opened)
         except Stopped as stop:
             return stop.saved_step, asked[0]
-        finally:
-            released.set()
     return None, 0
 
 

@@ -40,3 +40,26 @@ def test_elsewhere_torch_listens():
     ):
         with mock.patch.dict(os.environ, {"MASTER_PORT": "29500", **environment}):
             assert _listen_on_this_machine() is None
+
+
+@pytest.mark.parametrize(
+    ("address", "sizes", "alone"),
+    [
+        ("127.0.0.1", {"LOCAL_SIZE": "2"}, True),
+        ("127.0.1.1", {"LOCAL_WORLD_SIZE": "2"}, True),
+        ("127.0.1.1", {"LOCAL_WORLD_SIZE": "1"}, False),  # its own name in many a system's /etc/hosts
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {"LOCAL_SIZE": "2"}, False),
+    ],
+)
+def test_rank_0_listens_on_the_loopback_interface_where_all_ranks_are(monkeypatch, address, sizes, alone):
+    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "0"}
+    for name, value in {**given, **sizes}.items():
+        monkeypatch.setenv(name, value)
+    listener = _listen_on_this_machine()
+    assert (listener is not None) == alone
+    if listener is not None:
+        assert listener.getsockname()[0] == address
+        listener.close()

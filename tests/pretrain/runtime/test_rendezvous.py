@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from model.errors import UserError
-from pretrain.runtime import rendezvous
 from pretrain.runtime.hardware import detect_device
 from pretrain.runtime.rendezvous import devices_problem
 from tests.helpers.launch import ROOT, start
@@ -121,29 +120,6 @@ def test_ranks_that_do_not_meet_are_one_line(tmp_path, rank):
     assert finished.returncode == 1 and finished.output.count("\n") == 1, finished.output
     said = r"MASTER_ADDR: the 2 ranks did not meet at 127\.0\.0\.1 port \d+ within 1 s \("
     assert re.search(said, finished.output), finished.output
-
-
-@pytest.mark.parametrize(
-    ("address", "sizes", "alone"),
-    [
-        ("127.0.0.1", {"LOCAL_SIZE": "2"}, True),
-        ("127.0.1.1", {"LOCAL_WORLD_SIZE": "2"}, True),
-        ("127.0.1.1", {"LOCAL_WORLD_SIZE": "1"}, False),  # its own name in many a system's /etc/hosts
-        ("127.0.0.1", {}, False),
-        ("0.0.0.0", {"LOCAL_SIZE": "2"}, False),
-    ],
-)
-def test_rank_0_listens_on_the_loopback_interface_where_all_ranks_are(monkeypatch, address, sizes, alone):
-    for name in ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"):
-        monkeypatch.delenv(name, raising=False)
-    given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "0"}
-    for name, value in {**given, **sizes}.items():
-        monkeypatch.setenv(name, value)
-    listener = rendezvous._listen_on_this_machine()
-    assert (listener is not None) == alone
-    if listener is not None:
-        assert listener.getsockname()[0] == address
-        listener.close()
 
 
 LAUNCHER = """
