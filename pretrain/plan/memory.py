@@ -45,7 +45,9 @@ class States:
         return self.parameters + self.master + self.moments + self.gradients
 
 
-def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_parallel: int) -> States:
+def states(
+    parameters: tuple[Parameter, ...], settings: EngineSettings, data_parallel: int, accumulation: int = 1
+) -> States:
     """Weights, optimizer state and lasting gradient buffers by ZeRO stage (arXiv 1910.02054).
 
     Partitions are rounded up; DeepSpeed's padding to a multiple of 2 N elements a group is left out.
@@ -67,9 +69,10 @@ def states(parameters: tuple[Parameter, ...], settings: EngineSettings, data_par
         gradients = FP32_BYTES * everything
     host = 0
     if settings.offload_optimizer:
-        # fp32 gradients for the optimizer; at stages 1, 2 the new weights on their way back, at stage 3 the
-        # accumulated gradients.
-        host = master + moments + FP32_BYTES * share + (gradients if settings.stage == 3 else s * share)
+        # fp32 gradients for the optimizer; at stages 1, 2 the new weights on their way back, and gradients that
+        # are accumulated, at stage 3 those always.
+        kept = gradients if settings.stage == 3 else s * share * (2 if accumulation > 1 else 1)
+        host = master + moments + FP32_BYTES * share + kept
         master = moments = gradients = 0
     if settings.offload_parameters:
         host += s * share
@@ -164,7 +167,7 @@ def memory_plan(
     """
     data_parallel *= settings.context_parallel
     parameters = rank_parameters(config, tensor_parallel)
-    state_bytes = states(parameters, settings, data_parallel)
+    state_bytes = states(parameters, settings, data_parallel, accumulation)
     acts = activations(config, micro_batch, settings, tensor_parallel, device)
     gradients = _gradients(parameters, settings, data_parallel, accumulation)
     buffers = _buffers(parameters, settings, data_parallel, device)

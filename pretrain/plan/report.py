@@ -112,7 +112,7 @@ def _traffic_lines(plan: RunPlan) -> list[str]:
         note = "among context-parallel ranks; head-schedules presets context has layers"
         rows.append(("heads, keys, values", traffic.context, note))
     if traffic.host:
-        rows.append(("host and device", traffic.host, "gradients down, weights up"))
+        rows.append(("host and device", traffic.host, "gradients down and up again, weights up"))
     if traffic.muon:
         rows.append(("Muon's matrices", traffic.muon, "among all ranks, there and back"))
     lines = _table("sent by a rank in a step", rows)

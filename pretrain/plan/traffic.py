@@ -25,7 +25,7 @@ class Traffic:
     head_exchange: int
     """What is added by heads that t does not divide."""
     host: int
-    """Between device and host, with offloading: gradients down, weights up."""
+    """Between device and host, with offloading: gradients down (and up, to add the next), weights up."""
     muon: int = 0
     """Among all ranks: pieces of matrices on their way to the owners, and of updates on their way back."""
     context: int = 0
@@ -83,14 +83,17 @@ def traffic(
         return number * (data_parallel - 1) // data_parallel
 
     s, communication = settings.compute_bytes, settings.communication_bytes
+    share = -(-total // data_parallel)
+    uploaded = s * share
     if settings.stage == 3:
         persistent = persistent_elements(parameters, settings)
         partitioned = s * (total - persistent)
         regathered = max(0, partitioned - gathered_bytes(parameters, settings))
         gradients = accumulation * count_sent(communication * total)
-        weights = accumulation * (count_sent(partitioned) + count_sent(regathered)) + count_sent(
-            s * persistent
-        )
+        used = accumulation * (partitioned + regathered) + s * persistent
+        weights = count_sent(used)
+        if settings.offload_parameters:  # each part is uploaded before it is gathered
+            uploaded = used // data_parallel
     else:
         times = accumulation if settings.stage == 2 else 1
         both_ways = 2 if settings.all_reduce_buckets or settings.whole_gradients else 1
@@ -105,10 +108,9 @@ def traffic(
     passes = 3 if settings.checkpointing else 2  # each sends half of the plan's bytes
     layers = sum(layer.all_reduce_bytes for layer in tensor_traffic.layers) * passes // 2
     exchange = tensor_traffic.exchange_bytes * passes // 2
-    host = 0
+    host = uploaded if settings.offload_optimizer or settings.offload_parameters else 0
     if settings.offload_optimizer:
-        share = -(-total // data_parallel)
-        host = (settings.accumulation_bytes + s) * share
+        host += (FP32_BYTES + _accumulation_bytes(settings, accumulation)) * share
     ranks = data_parallel * tensor_parallel
     pieces = FP32_BYTES * -(-muon_elements(parameters, settings) // data_parallel)
     return Traffic(
@@ -120,3 +122,12 @@ def traffic(
         context=accumulation * context.sent_bytes,
         muon=2 * pieces * (ranks - 1) // ranks,
     )
+
+
+def _accumulation_bytes(settings: EngineSettings, accumulation: int) -> int:
+    """Bytes that travel between host and device to accumulate a gradient element, see
+    async_accumulate_grad_in_cpu_via_gpu in deepspeed/runtime/zero/stage_1_and_2.py and partition_grads in
+    stage3.py, which reads back also what it wrote first."""
+    if settings.stage == 3:
+        return 2 * accumulation * settings.accumulation_bytes
+    return (2 * accumulation - 1) * settings.compute_bytes if accumulation > 1 else 0

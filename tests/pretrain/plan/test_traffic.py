@@ -8,6 +8,7 @@ import pytest
 
 from model.presets import preset
 from pretrain.engine.ds_config import EngineSettings
+from pretrain.plan.footprint import rank_parameters
 from pretrain.plan.tensor_parallel import plan_tensor_parallel as tensor_plan
 from pretrain.plan.traffic import traffic
 
@@ -52,8 +53,18 @@ def test_tensor_parallel_bytes_are_the_parallel_plans():
 
 
 def test_offloading_moves_gradients_down_and_weights_up():
-    sent = traffic(PRISM, EngineSettings(stage=2, offload_optimizer=True), 8, 4, 16)
-    assert sent.host == (4 + 2) * P // 8
+    offload = EngineSettings(stage=2, offload_optimizer=True)
+    assert traffic(PRISM, offload, 8, 4, 1).host == (4 + 2) * P // 8
+    # 16 micro-batches in bf16: 16 sums down, and 15 up again for the next.
+    assert traffic(PRISM, offload, 8, 4, 16).host == (4 + 2 + 31 * 2) * P // 8
+    third = dataclasses.replace(offload, stage=3)
+    assert traffic(PRISM, third, 8, 4, 16).host == (4 + 2 + 32 * 4) * P // 8
+    # Offloaded parameters: each part is uploaded for each of 16 forward and backward passes.
+    both = dataclasses.replace(third, offload_parameters=True, persistence_threshold=0, reuse_distance=0)
+    both = dataclasses.replace(both, prefetch_bucket=0)
+    regathered = P - max(p.elements for p in rank_parameters(PRISM))
+    assert traffic(PRISM, both, 8, 4, 16).host == (4 + 32 * 4) * P // 8 + 16 * 2 * (P + regathered) // 8
+    assert traffic(PRISM, EngineSettings(), 8, 4, 16).host == 0
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
