@@ -48,7 +48,7 @@ class Corpus:
                     f"data: {str(root)!r} is a .bin/.idx pair, which does not say its tokenizer; give "
                     "--tokenizer, such as --tokenizer gpt2"
                 )
-            meta, training, validation = open_prefix(root, tokenizer)
+            meta, training, validation = _open_prefix(root, tokenizer)
             return cls(root, meta, tokenizer, training, validation)
         if not root.is_dir():
             raise UserError(
@@ -114,7 +114,7 @@ def is_prefix(path: Path) -> bool:
     return not path.is_dir() and (idx_path(path).is_file() or bin_path(path).is_file())
 
 
-def open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, IndexedTokens, IndexedTokens]:
+def _open_prefix(prefix: Path, tokenizer: Tokenizer) -> tuple[CorpusMeta, IndexedTokens, IndexedTokens]:
     """Open a pair: (metadata as in ``meta.json``, training documents, validation documents).
 
     Raises:

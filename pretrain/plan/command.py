@@ -113,8 +113,8 @@ def run_plan(arguments: list[str]) -> None:
     gpu, memory, bandwidth = GPUS[options.gpu or "h100"]
     if options.gpu_memory is not None:
         memory = options.gpu_memory
-    # With another peak it is another card, whose bandwidth is not known.
-    other = options.gpu is None and options.peak_tflops is not None
+    # With another memory and peak it is another card, whose bandwidth is not known.
+    other = options.gpu is None and None not in (options.peak_tflops, options.gpu_memory)
     name = "another card" if other else options.gpu or "h100"
     machine = Machine(options.nodes, options.gpus_per_node, name, int(memory * GIB))
     if options.compare:

@@ -9,7 +9,7 @@ from typing import Any
 from model.config import ModelConfig
 from model.errors import UserError
 from pretrain.config.run_config import RunConfig
-from pretrain.data.corpus import is_prefix, open_prefix
+from pretrain.data.corpus import Corpus, is_prefix
 from pretrain.data.meta import CorpusMeta
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import parse_blend
@@ -34,7 +34,7 @@ def find_corpora(run: RunConfig) -> list[PlannedCorpus] | None:
     """The corpora that ``data`` names; None for the built-in one, and if a folder does not exist here.
 
     Raises:
-        UserError: damaged files, or corpora of different tokenizers.
+        UserError: damaged files, a pair without a tokenizer, or corpora of different tokenizers.
     """
     if run.data == "builtin":
         return None
@@ -42,9 +42,9 @@ def find_corpora(run: RunConfig) -> list[PlannedCorpus] | None:
     sources: list[str | Path] = []
     for folder, weight in parse_blend(run.data):
         path = Path(folder)
-        if is_prefix(path) and run.tokenizer is not None:
-            source: str | Path = run.tokenizer
-            meta = open_prefix(path, load_tokenizer(source))[0]
+        if is_prefix(path):
+            source: str | Path = run.tokenizer or ""
+            meta = Corpus.open(path, load_tokenizer(source) if run.tokenizer else None).meta
         elif path.is_dir():
             source, meta = path / "tokenizer", CorpusMeta.read(path)
         else:

@@ -88,6 +88,8 @@ def test_a_predicted_time_has_what_is_recomputed_in_it_and_needs_a_known_card(ca
     assert main([*BASE, "--peak_tflops", "362", "--gpu_memory", "79"]) == 0  # its bandwidth is not known
     text = capsys.readouterr().out
     assert "GPUs (another card, 79.0 GiB)" in text and " hours at 0.3, " in text and "h100" not in text
+    assert main([*BASE, "--peak_tflops", "362"]) == 0
+    assert "GPUs (h100, 79.1 GiB)" in capsys.readouterr().out
 
 
 def test_what_would_fit_goes_with_the_run(capsys):
@@ -122,6 +124,7 @@ def test_a_pair_is_read_with_its_tokenizer(capsys, small_folder):
     found = json.loads(capsys.readouterr().out)
     assert list(found["epochs"]) == [str(small_folder / "training")]
     assert found["parameters"] == preset("prism-124m").replace(vocab_size=SMALL_VOCABULARY).num_parameters()
+    assert "which does not say its tokenizer" in refusal(capsys, main, "--config", "124m", *pair[:2])
 
 
 def test_stages_and_degrees_are_compared(capsys):
