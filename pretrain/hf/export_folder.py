@@ -16,9 +16,11 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig
 
+from model.blocks import BLOCKS
 from model.config import ModelConfig
 from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
+from model.schedules import Llama3Scaling
 from model.transformer import Transformer
 from pretrain.config.hf_config_file import Format
 from pretrain.hf import classifier
@@ -128,7 +130,7 @@ def export_run(
         card = model_card(source, model, config, comparison, out.name, license_name)
         (partial / "README.md").write_text(card, encoding="utf-8")
         list_files(partial)
-    if chosen == "native" and (note := describe_plain(model)):
+    if note := describe_plain(model) if chosen == "native" else describe_gguf(model, chosen):
         print(log_line("note", note))
     code = "needs trust_remote_code=True" if chosen == "native" else "no remote code"
     print(log_line("ready", f"{escape_controls(str(out))}: {name}; {code}"))
@@ -155,6 +157,18 @@ def describe_plain(model: ModelConfig) -> str:
                 whole = padded_model(model, plain).num_parameters()
                 return f"--format {plain} writes a model without remote code, of {whole:,} parameters"
     return ""
+
+
+def describe_gguf(model: ModelConfig, chosen: Format) -> str:
+    """What llama.cpp would leave out of a folder of a plain format without a message; empty: nothing."""
+    usual = BLOCKS.get(chosen, {}).get("activation", "silu")
+    lost = {
+        f"the activation {model.activation} (it computes {usual})": model.activation != usual,
+        "the scaling of positions": isinstance(model.rope_scaling, Llama3Scaling)
+        and chosen in ("qwen2", "qwen3"),
+        "attention windows": any(model.layer_window(layer) for layer in model.attention_layers),
+    }
+    return f"llama.cpp ignores {', '.join(name for name in lost if lost[name])}" if any(lost.values()) else ""
 
 
 def describe_head(model: ModelConfig) -> str:

@@ -115,6 +115,7 @@ def model_card(
         "tokens": state.tokens,
         "documents": _DOCUMENT_MASK if run.get("document_mask") else None,
         "seed": run.get("seed"),
+        "trained as": _parametrization(source.model) if model.parametrization == "standard" else None,
         **_optimization(run),
         "hardware": _hardware(state.world) if state.world and state.world.hardware else None,
         "training time": f"{state.seconds / 3600:,.2f} hours" if state.seconds else None,
@@ -153,6 +154,13 @@ def _origin(origin: str) -> str:
     return f"those of {Path(folder).name}" + (
         f" at step {step}" if step else "; its training is not known here"
     )
+
+
+def _parametrization(trained: ModelConfig) -> str | None:
+    """Where the folder's model is a standard one that computes the same: the one that was trained."""
+    if trained.parametrization == "standard":
+        return None
+    return f"{trained.parametrization}, base width {trained.base_width}, which this folder has in its weights"
 
 
 def _optimization(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@
     @pytest.mark.slow
     def test_slow(): seeded(only_user_errors)
 
-FUZZ_SEED draws other examples in the slow step (a change is not judged by chance), FUZZ_EXAMPLES more of them.
+FUZZ_SEED draws other examples in the slow step (a change is not judged by chance), FUZZ_EXAMPLES more.
 """
 
 from __future__ import annotations

@@ -5,9 +5,12 @@ import torch
 from safetensors.torch import load_file
 
 from model.errors import UserError
-from pretrain.hf.export_folder import describe_padding, list_parameters, write_weights
+from pretrain.hf.export_folder import describe_gguf, describe_padding, list_parameters, write_weights
 from pretrain.hf.formats import folder_config, folder_weights
 from tests.helpers.networks import CONFIGS, network
+
+SCALING = {"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALING |= {"original_context_length": 16}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -40,3 +43,20 @@ def test_the_padding_that_is_printed_is_that_of_the_parts(name, padded):
 def test_weights_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"layers\.1\.q is not finite in torch\.float16"):
         write_weights(tmp_path, {"layers.1.q": torch.tensor([1e6])}, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "changes", "expected"),
+    [
+        ("llama", {}, ""),
+        ("llama", {"activation": "relu2"}, "the activation relu2 (it computes silu)"),
+        ("gpt2", {"activation": "gelu_tanh"}, ""),
+        ("gpt2", {"activation": "relu2"}, "the activation relu2 (it computes gelu_tanh)"),
+        ("llama", {"rope_scaling": SCALING}, ""),
+        ("qwen3", {"rope_scaling": SCALING}, "the scaling of positions"),
+        ("qwen3", {"local_window": "8x4"}, "attention windows"),
+    ],
+)
+def test_what_llama_cpp_would_leave_out_is_said(chosen, changes, expected):
+    found = describe_gguf(CONFIGS["prism"].replace(**changes), chosen)
+    assert found == (f"llama.cpp ignores {expected}" if expected else "")

@@ -178,7 +178,8 @@ def test_a_folded_divisor(tied, base, words, tmp_path, capsys):
     )
     difference = relative(logits_of(folded), logits_of(whole))
     assert difference == 0 if base == 24 else difference <= 1e-5
-    assert "| parametrization | standard |" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "| parametrization | standard |" in card and f"| trained as | mup, base width {base}, " in card
 
 
 @pytest.mark.slow
