@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 
 from model.errors import NEAR, suggest
@@ -128,8 +129,10 @@ def suggest_flag(given: str, flags: Sequence[str], other_names: Mapping[str, str
         other_names: what to give in place of a name that is not ours.
     """
     name = given.lstrip("-").lower().replace("-", "_")
-    if meant := other_names.get(name) or other_names.get(name.rpartition(".")[2]):
-        return f"; {meant}"
+    section, _, ending = name.rpartition(".")
+    if meant := other_names.get(name) or other_names.get(ending):
+        ours = re.sub(r"--\w+\.", f"--{section}.", meant)  # muon.lr is muon.learning_rate
+        return f"; {ours if section and ours.split()[1] in flags else meant}"
     if f"--{name}" in flags:  # written with dashes, or in capitals
         return f"; did you mean '--{name}'?"
     by_ending: dict[str, list[str]] = {}

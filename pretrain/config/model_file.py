@@ -79,4 +79,6 @@ def check_names(values: Mapping[str, Any], where: str, also: Sequence[str] = ())
     for name in values:
         if f"--architecture.{name}" not in known:
             hint = suggest_flag(str(name), known).replace("--architecture.", "").replace("--", "")
+            if name not in also:
+                hint = hint.replace(f", with {name} for another depth", "")
             raise UserError(f"{where}{quote(name, plain=True)}: unknown{hint}")

@@ -111,6 +111,8 @@ def _settings(
         else:
             unknown = quote(name, plain=bool(name.strip()))
             hint = suggest_flag(unknown, _SUGGESTED).replace("--", "")
+            if "ds_config" in (unknown, *hint.split()):
+                hint = "; it is a flag of the command, --ds_config"
             raise UserError(f"{unknown}: unknown key{source}{hint}")
 
 

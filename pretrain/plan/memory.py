@@ -69,8 +69,8 @@ def states(
         gradients = FP32_BYTES * everything
     host = 0
     if settings.offload_optimizer:
-        # fp32 gradients for the optimizer; at stages 1, 2 the new weights on their way back; and gradients that
-        # are accumulated, at stage 3 always.
+        # fp32 gradients for the optimizer; at stages 1, 2 the new weights on their way back; and accumulated
+        # gradients, at stage 3 always.
         kept = gradients if settings.stage == 3 else s * share * (2 if accumulation > 1 else 1)
         host = master + moments + FP32_BYTES * share + kept
         master = moments = gradients = 0

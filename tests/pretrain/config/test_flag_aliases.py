@@ -14,7 +14,7 @@ FLAGS = [option for action in _build_parser()._actions for option in action.opti
 
 
 MEANT = """
-lr learning_rate learning-rate optimizer.learning_rat = optimizer.learning_rate
+lr learning_rate learning-rate optimizer.learning_rat = optimizer.learning_rate; muon.lr = muon.learning_rate
 batch_size = global_batch_tokens; max_steps num_train_epochs stesp = steps; output_dir = runs_dir
 weight_decay = optimizer.weight_decay; warmup warmup_steps = schedule.warmup; eval_interval = validation.every
 grad_clip gradient_cliping = optimizer.gradient_clipping; save_interval = checkpoint.every
@@ -67,6 +67,10 @@ def test_keys_of_a_recipe(tmp_path):
         UserError, match=r"^optimizer\.learnig_rate: .* did you mean 'optimizer.learning_rate'"
     ):
         parse_command_line(["--config", str(recipe)])
+    for name in ("ds_config", "deepspeed"):
+        recipe.write_text(f"{name}: zero2")
+        with pytest.raises(UserError, match="; it is a flag of the command, --ds_config$"):
+            parse_command_line(["--config", str(recipe)])
 
 
 FAR = {"report_to": ["plot_lr"], "n_layers": ["ffn_bias"], "version": ["precision"], "dropout": ["data_root"]}
