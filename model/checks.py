@@ -84,7 +84,12 @@ def _check_attention(config: ModelConfig, layer: int, heads: int) -> None:
     multiple = 2 if config.layer_base(layer) is not None and config.layer_share(layer) == 1 else 1
     width = config.layer_width(layer)
     if config.head_dim is None and width % (multiple * heads):
-        valid = [count for count in divisors(width) if width % (multiple * count) == 0]
+        share = config.layer_share(layer) if config.layer_base(layer) is not None else 0
+        valid = [
+            count
+            for count in divisors(width)
+            if width % (multiple * count) == 0 and (not share or _is_even(share * width / count))
+        ]
         raise UserError(
             f"heads: layer {layer} has {heads} heads, which do not divide "
             f"{'d_model' if config.block_width is None else 'its block_width'} {width}"
@@ -111,7 +116,7 @@ def _check_attention(config: ModelConfig, layer: int, heads: int) -> None:
 def _check_rotary(config: ModelConfig, layer: int, head_dim: int) -> None:
     """Check that a layer rotates an even number of its heads' dims, up to the digits of a written share."""
     dims = config.layer_share(layer) * head_dim
-    if config.layer_base(layer) is not None and abs(dims / 2 - max(1, round(dims / 2))) > 1e-3:
+    if config.layer_base(layer) is not None and not _is_even(dims):
         low = int(dims) // 2 * 2
         valid = [f"{count / head_dim:.6g}" for count in (low, low + 2) if 0 < count <= head_dim]
         raise UserError(
@@ -119,6 +124,10 @@ def _check_rotary(config: ModelConfig, layer: int, head_dim: int) -> None:
             f"{head_dim}, {dims:g} of its dims; they must be an even number; nearest valid: "
             f"{' or '.join(valid) or 'none, with such a head dim'}"
         )
+
+
+def _is_even(dims: float) -> bool:
+    return abs(dims / 2 - max(1, round(dims / 2))) <= 1e-3
 
 
 def _check_absent(config: ModelConfig, layer: int) -> None:

@@ -45,10 +45,11 @@ def check_context_parallel(
             "sequence; leave it out"
         )
     length = config.context_length
-    multiple = position_multiple(context_parallel, tensor_parallel if sequence_parallel else 1)
+    parts = tensor_parallel if sequence_parallel else 1
+    multiple = position_multiple(context_parallel, parts)
     if length % multiple:
         lower = length // multiple * multiple
-        degrees = [c for c in divisors(length) if c == 1 or length % (2 * c) == 0]
+        degrees = [c for c in divisors(length) if c == 1 or length % position_multiple(c, parts) == 0]
         lengths = f"{lower} or {lower + multiple}" if lower else str(multiple)
         raise UserError(
             f"context_parallel: context_length {length} is not a multiple of {multiple}, which "

@@ -36,17 +36,17 @@ def choose_form(ranks: int, batch: int, length: int, layer: int) -> FormName:
         return "batch"
     if length % (2 * ranks) == 0:
         return "query"
-    raise _cannot_split(batch, length, layer, ranks, ranks)
+    raise _cannot_split(batch, length, layer, ranks, ranks, 2 * ranks)
 
 
 def _cannot_split(
-    batch: int, length: int, layer: int, ranks: int, multiple: int, context_parallel: int = 1
+    batch: int, length: int, layer: int, ranks: int, multiple: int, length_multiple: int
 ) -> UserError:
     lower, upper = batch // multiple * multiple, (batch // multiple + 1) * multiple
     return UserError(
         f"micro_batch: {batch} sequences of {length} tokens cannot be shared by the {ranks} ranks that split "
         f"the heads of layer {layer}; micro_batch must be a multiple of {multiple} (nearest: "
-        f"{f'{lower} or ' if lower else ''}{upper}), or context_length one of {2 * ranks * context_parallel}"
+        f"{f'{lower} or ' if lower else ''}{upper}), or context_length one of {length_multiple}"
     )
 
 
@@ -142,4 +142,5 @@ def check_split(
     for layer in range(config.num_layers):
         _, ranks = head_groups(config.layer_kv_heads(layer), tensor_parallel)
         if micro_batch % ranks and length % (2 * ranks):
-            raise _cannot_split(micro_batch, length, layer, ranks, multiple, context_parallel)
+            lengths = 2 * math.lcm(*head_group_sizes(config, tensor_parallel)) * context_parallel
+            raise _cannot_split(micro_batch, length, layer, ranks, multiple, lengths)

@@ -23,7 +23,7 @@ from model.errors import UserError, naming, quote
 from model.heads import draw_heads, format_heads, parse_heads
 from model.presets import preset, preset_names
 from pretrain.config.command_line import CommandParser
-from pretrain.config.model_file import load_named_model
+from pretrain.config.model_file import load_model
 from pretrain.plan.context_parallel import (
     describe_form,
     gather_elements,
@@ -71,8 +71,8 @@ def run_presets(arguments: list[str]) -> None:
 def _add_model_flags(parser: CommandParser) -> Callable[..., Any]:
     """Add the flags that say which model is shown, and in which dtype; returns what adds more."""
     add = parser.add_argument
-    presets = "preset (head-schedules presets lists them), or a .json file of its fields"
-    add("--model", required=True, help=presets)
+    sources = "preset (head-schedules presets lists them), a .json file of its fields, or a run's folder"
+    add("--model", required=True, help=sources)
     add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
     add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
     return add
@@ -82,7 +82,7 @@ def _load_model(options: argparse.Namespace, *changed: str) -> ModelConfig:
     """The model of ``--model``, with the fields in place that are given as flags."""
     changes = {name: getattr(options, name) for name in changed}
     given = {name: value for name, value in changes.items() if value is not None}
-    model = load_named_model(options.model)
+    model = load_model(options.model)
     if "heads" in given:
         given["heads"] = parse_heads(given["heads"], model.num_layers)
     return model.replace(**given)

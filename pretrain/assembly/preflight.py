@@ -63,6 +63,7 @@ def check_start(run: RunConfig) -> None:
         launch.size // copy,
         run.context_parallel if run.task == "language" else None,
         copy,
+        run.tensor_parallel if run.sequence_parallel else 1,
     )
     if run.evaluation.every and launch.rank == 0:  # it reads lm-eval's files for all
         from pretrain.evaluation.checks import check_evaluation

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from model.config import ModelConfig
+from model.context_plan import position_multiple
 from model.errors import UserError, divisors
 from model.parallel_plan import split_multiple
 
@@ -39,12 +40,14 @@ def share_batch(
     data_parallel: int,
     context_parallel: int | None = None,
     ranks_per_copy: int = 1,
+    sequence_parts: int = 1,
 ) -> tuple[int, int]:
     """Return the sequences per step, and those of one data-parallel rank.
 
     Args:
         context_parallel: ranks that share each sequence; None where none can.
         ranks_per_copy: tensor-parallel times context-parallel degree, for the message.
+        sequence_parts: t with sequence parallelism, else 1.
 
     Raises:
         UserError: the tokens, the ranks or the micro-batch (unless None) do not divide; the message lists
@@ -60,7 +63,7 @@ def share_batch(
     sequences = global_batch_tokens // T
     if sequences % data_parallel:
         lower = max(1, sequences // data_parallel) * data_parallel * T
-        offer = _offer_context_parallel(sequences, T, data_parallel, context_parallel)
+        offer = _offer_context_parallel(sequences, T, data_parallel, context_parallel, sequence_parts)
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
             f"{data_parallel} data-parallel ranks; valid numbers of ranks are "
@@ -102,7 +105,11 @@ def most_ranks(run: RunConfig, devices: int) -> int:
 
 
 def _offer_context_parallel(
-    sequences: int, context_length: int, data_parallel: int, context_parallel: int | None
+    sequences: int,
+    context_length: int,
+    data_parallel: int,
+    context_parallel: int | None,
+    sequence_parts: int,
 ) -> str:
     """The smallest context-parallel degree with which ranks can share fewer sequences than there are of them,
     to end a message with; empty if there is none."""
@@ -111,7 +118,8 @@ def _offer_context_parallel(
     degrees = (
         context_parallel * more
         for more in divisors(data_parallel)
-        if sequences % (data_parallel // more) == 0 and context_length % (2 * context_parallel * more) == 0
+        if sequences % (data_parallel // more) == 0
+        and context_length % position_multiple(context_parallel * more, sequence_parts) == 0
     )
     degree = next(degrees, None)
     return "" if degree is None else f", or let ranks share each sequence: --context_parallel {degree}"

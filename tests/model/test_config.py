@@ -335,3 +335,10 @@ def test_parts_that_contradict_each_other_are_refused(changes, said):
     with pytest.raises(UserError) as caught:
         llama(**{"heads": (4, 4, 4)} | changes)
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_nearest_head_counts_go_with_the_rotary_share():
+    """Of a width of 48: 8 heads have a head dim of 6, half of which is odd."""
+    for share, nearest in ((1.0, "6 or 8"), (0.5, "6 or 12")):
+        with pytest.raises(UserError, match=f"layer 0 has 7 heads.*; nearest valid: {nearest}$"):
+            llama(heads=(7, 4, 4), rotary_share=share)

@@ -3,6 +3,7 @@
 import pytest
 
 from model.blocks import block
+from model.context_plan import check_context_parallel
 from model.errors import UserError
 from model.parallel_plan import check_split, check_tensor_parallel, head_groups
 from model.presets import preset
@@ -79,6 +80,14 @@ def test_sequence_parallelism_needs_positions_that_divide():
         check_tensor_parallel(config, 4, sequence_parallel=True)
 
 
+def test_context_ranks_of_sequence_parallel_ones():
+    """A context of 24 is shared by 2, 4 and 12 ranks; with sequence parallelism of 4 by 2 and 6."""
+    config = block("llama", vocab_size=9, context_length=24, d_model=24, ffn_width=48, heads=(4, 4))
+    for sequence_parallel, nearest in ((False, "4 or 6"), (True, "3 or 6")):
+        with pytest.raises(UserError, match=f"nearest valid context_parallel: {nearest}$"):
+            check_context_parallel(config, 5, 4, sequence_parallel=sequence_parallel)
+
+
 def test_micro_batches_that_cannot_be_split_are_refused():
     config = block("llama", vocab_size=9, context_length=9, d_model=96, ffn_width=48, heads=(1, 3, 2))
     check_split(config, 6, 6)
@@ -88,3 +97,8 @@ def test_micro_batches_that_cannot_be_split_are_refused():
         "micro_batch: 8 sequences of 9 tokens cannot be shared by the 6 ranks that split the heads of "
         "layer 0; micro_batch must be a multiple of 6 (nearest: 6 or 12), or context_length one of 12"
     )
+    config = block("llama", vocab_size=9, context_length=9, d_model=96, ffn_width=48, heads=(3, 2))
+    with pytest.raises(
+        UserError, match=r"the 2 ranks .* layer 0; .* a multiple of 6 .* context_length one of 12"
+    ):
+        check_split(config, 6, 7)  # layer 1 needs a multiple of 6

@@ -98,6 +98,11 @@ def test_a_model_of_ones_own_is_read_from_a_file(tmp_path, capsys):
     own = capsys.readouterr().out
     assert main(["exchange", "--model", "prism-nano", "--heads", "1,2,4,4", "--tensor_parallel", "2"]) == 0
     assert capsys.readouterr().out == own
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000007"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(json.dumps({"model": json.loads(file.read_text())}))
+    assert main(["exchange", "--model", str(tmp_path / "run"), "--tensor_parallel", "2"]) == 0
+    assert capsys.readouterr().out == own
     file.write_text("[[")
     assert main(["exchange", "--model", str(file), "--tensor_parallel", "2"]) == 2
     assert "is not valid JSON" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_keys_of_a_recipe(tmp_path):
         parse_command_line(["--config", str(recipe)])
     for name in ("ds_config", "deepspeed"):
         recipe.write_text(f"{name}: zero2")
-        with pytest.raises(UserError, match="; it is a flag of the command, --ds_config$"):
+        with pytest.raises(UserError, match=r"; it is a flag of the command, --ds_config$"):
             parse_command_line(["--config", str(recipe)])
 
 
