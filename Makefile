@@ -24,7 +24,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 # Tests wait for other processes half of the time, so two run side by side, each with its file's fixtures.
 TEST_PROCESSES ?= 2
-PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --durations 10 $(PYTEST_ARGS)
+PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --durations 40 $(PYTEST_ARGS)
 
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate
