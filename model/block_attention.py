@@ -43,14 +43,17 @@ def block_attention(
         [B, h, R, d_h], in the dtype of the inputs.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    flat = (tensor.reshape(-1, *tensor.shape[2:]) for tensor in (query, key, value))
-    output: Tensor = torch.ops.head_schedules.block_attention(*flat, scale, window or key.shape[2])
-    return output.view(query.shape)
+    output: Tensor = torch.ops.head_schedules.block_attention(
+        query, key, value, scale, window or key.shape[2]
+    )
+    return output
 
 
 @torch.library.custom_op("head_schedules::block_attention", mutates_args=())
 def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
-    """Query [n, R, d_h], key and value [n, T, d_h] -> [n, R, d_h]."""
+    """Query [B, h, R, d_h], key and value [B, h, T, d_h] -> [B, h, R, d_h]."""
+    shape = query.shape
+    query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
     output = torch.empty_like(query)
     scaled = query * scale
     for heads in _chunks(query, key):
@@ -62,14 +65,19 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, scale: float, window: in
             for rows, keys in _blocks(query.shape[1], key.shape[1], window)
         ]
         torch.cat(parts, 1, out=output[heads])
-    return output
+    return output.view(shape)
 
 
 @torch.library.custom_op("head_schedules::block_attention_backward", mutates_args=())
 def _backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value, from that of the output, [n, R, d_h]."""
+    """The gradients of query, key and value, from that of the output, [B, h, R, d_h].
+
+    They are flattened here and not before, where autograd would keep a copy of what a view cannot be made of.
+    """
+    shapes = query.shape, key.shape, key.shape
+    gradient, query, key, value = (tensor.flatten(0, 1) for tensor in (gradient, query, key, value))
     d_query, d_key, d_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     wide = torch.promote_types(query.dtype, torch.float32)
     scaled = query * scale
@@ -90,19 +98,21 @@ def _backward(
             parts.append(torch.bmm(d_logits, k))
         torch.cat(parts[::-1], 1, out=d_query[heads])
         d_key[heads], d_value[heads] = key_sum, value_sum
-    return d_query.mul_(scale), d_key, d_value
+    found = zip((d_query.mul_(scale), d_key, d_value), shapes, strict=True)
+    one, two, three = (tensor.view(shape) for tensor, shape in found)
+    return one, two, three
 
 
 @_forward.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
-    return torch.empty_like(query)
+    return query.new_empty(query.shape)
 
 
 @_backward.register_fake
 def _(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

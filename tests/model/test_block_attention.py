@@ -117,10 +117,20 @@ def test_a_mask_made_while_sampling_serves_training():
 @pytest.mark.slow
 def test_the_operators_are_whole():
     """torch's own checks: schema, shapes without data, gradients, and tracing."""
-    query, key, value, gradient = (tensor.flatten(0, 1) for tensor in inputs(SHAPES["short"], torch.float32))
+    query, key, value, gradient = inputs(SHAPES["short"], torch.float32)
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
     torch.library.opcheck(torch.ops.head_schedules.block_attention.default, (*leaves, 0.5, 3))
     plain = [tensor.detach() for tensor in leaves]
     torch.library.opcheck(
         torch.ops.head_schedules.block_attention_backward.default, (gradient, *plain, 0.5, 3)
     )
+
+
+def test_nothing_but_the_inputs_is_kept():
+    """Also of several sequences, whose heads are no view of one dimension; or gathered keys would be kept."""
+    inputs_of = [torch.randn(2, 40, 3, 8, requires_grad=True).transpose(1, 2) for _ in range(3)]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda t: t):
+        block_attention(*inputs_of, None, None)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in inputs_of}
+    assert {tensor.untyped_storage().data_ptr() for tensor in kept} == storages
