@@ -94,7 +94,7 @@ def _layers_of(name: str, share: float, layers: int, least: int) -> int:
         raise UserError(
             f"{name}: needs {least + 1} layers or more, and there are {layers}; give another shape"
         )
-    low, high = (f"{math.ceil(1000 * least / layers) / 1000:g}", f"{(layers - 1) * 1000 // layers / 1000:g}")
+    low, high = f"{least / layers:.3g}", f"{(layers - 1) / layers:.3g}"
     raise UserError(f"{name}: {share:g} is not valid for {layers} layers; give a number from {low} to {high}")
 
 

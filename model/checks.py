@@ -85,10 +85,13 @@ def _check_attention(config: ModelConfig, layer: int, heads: int) -> None:
     width = config.layer_width(layer)
     if config.head_dim is None and width % (multiple * heads):
         share = config.layer_share(layer) if config.layer_base(layer) is not None else 0
+        groups = config.kv_heads[layer] if config.kv_heads is not None else 1
         valid = [
             count
             for count in divisors(width)
-            if width % (multiple * count) == 0 and (not share or _is_even(share * width / count))
+            if width % (multiple * count) == 0
+            and count % (groups or 1) == 0
+            and (not share or _is_even(share * width / count))
         ]
         raise UserError(
             f"heads: layer {layer} has {heads} heads, which do not divide "

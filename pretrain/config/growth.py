@@ -85,10 +85,14 @@ class GrowthConfig:
     """For the criterion schedule: step -> heads per layer, such as {100: 2x4, 200: "2x2,4x2"}."""
 
     def __post_init__(self) -> None:
-        if (self.criterion == "schedule") != bool(self.schedule):
+        if self.schedule and self.criterion != "schedule":
             raise UserError(
-                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}; "
-                "give steps and head counts, such as {100: 2x4, 200: 4x4}, for the criterion schedule alone"
+                f"growth.schedule: {self.schedule} does not go with growth.criterion {self.criterion}, which "
+                "does not read it; leave it out, or give --growth.schedule '{}'"
+            )
+        if self.criterion == "schedule" and not self.schedule:
+            raise UserError(
+                "growth.schedule: missing; give steps and head counts, such as {100: 2x4, 200: 4x4}"
             )
 
     @property

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from model.declared import NonNegativeFloat, PositiveFloat, declared, from_dict
+from model.declared import NonNegativeFloat, declared, from_dict
 from model.errors import UserError, quote, suggest
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class LearningRateRule:
     settled (diagnostics/maturity.py)."""
     latest: NonNegativeFloat | None = None
     """With another release than hold: when it is forced (12 % of the run; arXiv 2605.10504)."""
-    depth_decay: PositiveFloat = 1.0
+    depth_decay: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Geometric decay by depth: the factor is scale x depth_decay^i in the i-th layer above the rule's lowest
     one."""
     freeze: bool = False
@@ -103,6 +103,8 @@ class LearningRateRule:
                         f"{where}.layers: {quote(layer)} ends before it begins; write {last}-{first}"
                     )
         self._check_factor(where)
+        if self.release == "maturity" and self.latest is None:
+            object.__setattr__(self, "latest", LATEST)
         if self.release == "hold" and self.latest is not None:
             raise UserError(f"{where}.latest: it is for release: maturity; leave it out")
         if self.release == "hold" and self.hold is None and self.ramp:
@@ -232,8 +234,6 @@ def _parse_rule(entry: Any, index: int) -> LearningRateRule:
             values[key] = [part.strip() for part in value.split(",")] if key == "layers" else [value]
         elif type(value) is int:
             values[key] = [value]
-    if values.get("release", "hold") != "hold":
-        values.setdefault("latest", LATEST)
     if values.get("freeze") is True:
         values.setdefault("scale", 0.0)
     elif "depth_decay" in values:

@@ -292,10 +292,11 @@ class RunConfig:
     @property
     def run_name(self) -> str:
         """Name of the run folder: ``name``, or RECIPE-MODEL-RULES-sSEED, where RULES are the learning-rate
-        rules."""
+        rules and the criterion of growth."""
         model = self.model_name.replace(":", "-")  # of RUN:STEP
         rules = "".join(f"-{rule.name}" for rule in self.lr_rules)
         rules += f"-llr_{self.llr.apply}" if self.llr.active else ""
+        rules += f"-growth_{self.growth.criterion}" if self.growth.active else ""
         return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"
 
     @property
@@ -342,6 +343,8 @@ class RunConfig:
         architecture = dict(self.architecture)
         layers = architecture.pop(NUM_LAYERS, base.num_layers)
         values = base.to_json() | architecture | {"heads": self._heads(base, layers), "classes": None}
+        if self.growth.active and self.growth.head_dim is not None:
+            values["head_dim"] = (self.growth.head_dim,) * layers
         if vocab_size is not None:
             values["vocab_size"] = vocab_size
         return ModelConfig.from_json(values | from_data)
@@ -373,9 +376,11 @@ class RunConfig:
 
     def _heads(self, base: ModelConfig, layers: int) -> HeadSchedule:
         """The head schedule of ``heads``, or that of *base*, whose only head count any number of layers can
-        have."""
-        if self.heads is None and len(set(base.heads)) == 1:
-            return base.heads[:1] * layers
+        have; with growth its largest."""
+        if self.heads is None and (
+            len(set(base.heads)) == 1 or (self.growth.active and layers != base.num_layers)
+        ):
+            return (max(base.heads),) * layers
         heads = base.heads if self.heads is None else parse_heads(self.heads, layers)
         if len(heads) == layers:
             return heads

@@ -298,3 +298,8 @@ def phase_in_steps(name: str, value: float, steps: int) -> int:
             f"run's {steps}, {steps} for all of them"
         )
     return length_in_steps(name, value, steps)
+
+
+def describe_phase(phase: int, steps: int) -> str:
+    """So many of a run's *steps*, as phase_in_steps reads them."""
+    return f"{1 / steps:.3g}, one step" if phase == 1 else f"{phase} steps"

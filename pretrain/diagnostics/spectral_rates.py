@@ -178,7 +178,8 @@ class SpectralRates(Hook):
             where = "checkpoint: records in state.json"
             self._record = from_dict(Factors, state.record(NAME), where, NAME)
         values: dict[str, float] = {}
-        if state.step <= self.last and state.step % self.every == 0:
+        # Where it is turned on later, the first step of all is a measurement too.
+        if NAME not in state.records or (state.step <= self.last and state.step % self.every == 0):
             excess = self.config.measure == "excess"
             exponents = measure_exponents(engine, self.measured, self.specs, self.session.world, excess)
             exponents = {name: value for name, value in exponents.items() if math.isfinite(value)}

@@ -22,6 +22,7 @@ from pretrain.growth.record import NAME, Change, GrowthState
 from pretrain.growth.spectrum import extremes, head_energies, residual, skew_product
 from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
+from pretrain.utils.format import log_line
 
 MOMENT = "growth/second_moment/layer_"
 CAPTURED = "growth/captured/layer_"
@@ -53,7 +54,9 @@ class Growth(Hook):
         session.state.records.setdefault(
             NAME, Record(GrowthState.begin(session.model_config.heads).to_json(), needed=True)
         )
-        self.config, self.most = config, run.most_heads()
+        self.config = config
+        # A run that continues may have more than its preset.
+        self.most = config.maximum or max(run.most_heads(), *session.model_config.heads)
         self.every = length_in_steps("growth.interval", config.interval, run.steps)
         if config.interval < 1:
             self.every = max(self.every, LEAST_INTERVAL.get(config.criterion, 1))
@@ -157,7 +160,14 @@ class Growth(Hook):
         if config.schedule:
             when = f"at steps {', '.join(map(str, sorted(config.schedule)))}"
         budget = f", {config.budget} in all" if config.budget else ""
-        return [f"growth   {config.criterion}: at most {self.most} heads a layer{budget}; {when}"]
+        lines = [f"growth   {config.criterion}: at most {self.most} heads a layer{budget}; {when}"]
+        if self.first > self.last and not config.schedule:
+            stays = (
+                f"the heads stay as they are: the last check, at step {self.last:,}, comes before the first"
+            )
+            advice = "give growth.interval in steps, less growth.calibration, or more steps"
+            lines.append(log_line("note", f"{stays} decision; {advice}"))
+        return lines
 
     # ---------------------------------------------------------------------- parts
 

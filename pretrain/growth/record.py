@@ -15,7 +15,7 @@ from pretrain.checkpoint.state import TrainingState
 
 NAME = "growth"
 DIRECTIONS = "growth/directions/"
-ADVICE = "restore it, or continue without growth (--growth.criterion none)"
+ADVICE = "restore it, or continue without growth (--growth.criterion none --growth.schedule '{}')"
 
 
 @declared("growth.pending")

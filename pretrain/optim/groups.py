@@ -112,7 +112,10 @@ def plan_groups(
     """
     layers = model.num_layers
     matched = match_rules(rules, roles, layers)
-    lowest = {rule.name: min(rule.layer_set(layers) or {0}) for rule in rules}
+    lowest: dict[str, int] = {}
+    for name, role in roles.items():
+        if (rule := matched[name]) is not None and role.layer is not None:
+            lowest[rule.name] = min(role.layer, lowest.get(rule.name, role.layer))
     members: dict[tuple[int, int, int, int, int], list[str]] = {}
     order: list[LearningRateRule | None] = [None, *rules]
     for index, (name, role) in enumerate(roles.items(), start=1):

@@ -12,7 +12,7 @@ import math
 
 from model.errors import UserError
 from pretrain.config.lr_rules import LearningRateRule
-from pretrain.config.sections import ScheduleConfig, length_in_steps, phase_in_steps
+from pretrain.config.sections import ScheduleConfig, describe_phase, length_in_steps, phase_in_steps
 
 
 class LearningRateSchedule:
@@ -42,7 +42,7 @@ class LearningRateSchedule:
         if self.warmup + self.decay > steps:
             raise UserError(
                 f"schedule.decay: {self.decay} steps after a warmup of {self.warmup} is longer than the "
-                f"run of {steps} steps; give at most {steps - self.warmup}"
+                f"run of {steps} steps; give at most {describe_phase(steps - self.warmup, steps)}"
             )
 
     def factor(self, step: int) -> float:
@@ -99,7 +99,11 @@ class RuleSchedule:
         if end + self.ramp > steps:
             raise UserError(
                 f"{where}.{name}: {end} steps and a ramp of {self.ramp} go beyond the run of {steps} steps; "
-                + (f"give at most {steps - self.ramp} steps" if self.ramp < steps else "give a shorter ramp")
+                + (
+                    f"give at most {describe_phase(steps - self.ramp, steps)}"
+                    if self.ramp < steps
+                    else "give a shorter ramp"
+                )
             )
         if end + self.ramp == 0 and (rule.scale != 1 or rule.depth_decay != 1):
             raise UserError(

@@ -342,3 +342,8 @@ def test_nearest_head_counts_go_with_the_rotary_share():
     for share, nearest in ((1.0, "6 or 8"), (0.5, "6 or 12")):
         with pytest.raises(UserError, match=f"layer 0 has 7 heads.*; nearest valid: {nearest}$"):
             llama(heads=(7, 4, 4), rotary_share=share)
+
+
+def test_nearest_head_counts_go_with_the_key_value_heads():
+    with pytest.raises(UserError, match=r"layer 0 has 7 heads.*; nearest valid: 4 or 8$"):
+        llama(heads=(7, 4, 4), kv_heads=(4, 4, 4))  # 6 would be nearer

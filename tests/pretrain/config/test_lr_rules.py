@@ -13,7 +13,7 @@ from model.errors import UserError
 from model.presets import preset
 from model.transformer import Transformer
 from pretrain.config.command_line import parse_command_line
-from pretrain.config.lr_rules import NAMED_RULES, parse_rules
+from pretrain.config.lr_rules import NAMED_RULES, LearningRateRule, parse_rules
 from pretrain.config.sections import LLRConfig
 from pretrain.config.sources import load_run_config
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
@@ -130,6 +130,16 @@ def test_depth_decay_makes_a_group_a_layer():
     assert [rates.compute(group.name, 50)[0] / base for group in slow] == pytest.approx([0.25, 0.125, 0.0625])
 
 
+def test_depth_counts_from_the_lowest_layer_with_such_a_parameter():
+    run = run_with(
+        rule(depth_decay=0.5, layers="all", hold=None, ramp=None), model="prism-nano", heads="0,3,4,4"
+    )
+    groups = [group for group in run_groups(run, run.build_model_config()) if group.rule]
+    assert [(group.name, group.depth) for group in groups] == [
+        (f"slow/layer_{layer}/decay", layer - 1) for layer in (1, 2, 3)
+    ]
+
+
 def test_factor_by_hand():
     schedule = RuleSchedule(parse_rules([rule()])[0], 100)
     by_hand = [0.25] * 8 + [0.4375, 0.625, 0.8125, 1.0] + [1.0] * 88
@@ -151,6 +161,8 @@ def test_released_by_maturity():
     # Undecided it is forced at the latest step.
     assert [schedule.factor(step) for step in range(10, 15)] == [0.25, 0.25, 0.625, 1, 1]
     assert NAMED_RULES["upper_qk_maturity"]["latest"] == 0.12
+    plain = LearningRateRule(name="m", parameters=("q",), scale=0.25, release="maturity")
+    assert plain.latest == 0.12
 
 
 def test_weight_decay_follows_the_rate_or_not():

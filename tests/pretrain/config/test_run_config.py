@@ -21,6 +21,15 @@ def parse(*arguments: str) -> RunConfig:
     return parse_command_line(list(arguments)).run
 
 
+def test_growth_replaces_the_heads_of_any_depth_and_width():
+    growing = ("--config", "micro", "--growth.criterion", "incrt")
+    shallow = parse(*growing, "--architecture.num_layers", "3")
+    assert shallow.build_model_config().heads == (1, 1, 1)
+    assert shallow.most_heads() == parse("--config", "micro").most_heads()
+    widths = ("--growth.head_dim", "16", "--architecture.block_width", "128,96,100,128")
+    assert parse(*growing, *widths).build_model_config().head_dim == (16,) * 4
+
+
 def test_every_setting_is_in_the_documentation():
     text = reference.settings_page()
     for section in dataclasses.fields(RunConfig):

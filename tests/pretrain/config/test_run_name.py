@@ -26,6 +26,11 @@ def test_arms_of_a_comparison_have_folders_of_their_own() -> None:
     assert len({split_run_name(each)[0] for each in names}) == len(arms), "seeds of an arm are one group"
 
 
+def test_growing_runs_are_no_fixed_ones() -> None:
+    assert name("--growth.criterion", "incrt") == "270m-gpt2-270m-growth_incrt-s1"
+    assert name("--growth.criterion", "random") != name("--growth.criterion", "incrt")
+
+
 def test_what_is_no_seed_stays_in_the_name() -> None:
     assert name("--model", "hf/Mistral-7B-v0.1") == "270m-Mistral-7B-v0.1-s1"
     assert name("--model", "models/wide.json") == "270m-wide-s1"

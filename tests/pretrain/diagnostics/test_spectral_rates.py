@@ -161,6 +161,16 @@ def test_a_resumed_run_is_bit_identical(small_folder, tmp_path):
     )
 
 
+def test_turned_on_after_its_last_measurement_it_measures_once(small_folder, tmp_path):
+    plain = ["--validation.every", "0", "--name", "it", "--steps"]
+    assert run_distributed(session, 1, nano_run(small_folder, tmp_path, *plain, "6"))[0][1] is None
+    late = nano_run(small_folder, tmp_path, *LLR.split(), "--llr.until", "0.2", *plain, "9")
+    assert run_distributed(session, 1, late)[0][1] is None
+    rows = curve(late.folder)
+    assert [row["step"] for row in rows if any("llr/factor" in name for name in row)] == [7]
+    assert rows[8]["lr/base/token_embedding/no_decay"] > 2 * rows[8]["lr/base/no_decay"]
+
+
 def test_factors_stay_with_their_matrices_under_new_rules(small_folder, tmp_path):
     flags = f"{LLR} --validation.every 0 --name it --steps".split()
     assert run_distributed(session, 1, nano_run(small_folder, tmp_path, *flags, "8"))[0][1] is None

@@ -67,6 +67,9 @@ def test_lengths_beyond_the_run():
         LearningRateSchedule(ScheduleConfig(warmup=11), steps=10)
     with pytest.raises(UserError, match="give at most 4"):
         LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=6, decay=6), steps=10)
+    with pytest.raises(UserError, match=r"give at most 0\.1, one step$"):
+        LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=9, decay=6), steps=10)
+    LearningRateSchedule(ScheduleConfig(kind="wsd", warmup=9, decay=0.1), steps=10)
 
 
 @pytest.mark.parametrize("one", [1, 1.0])
