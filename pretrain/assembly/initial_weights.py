@@ -138,9 +138,12 @@ def begin_from(run: RunConfig, asked: ModelConfig, tokenizer: Tokenizer, world: 
         source, model = opened[0], ModelConfig.from_json(state.model)
         target = checkpoint_path(run.folder, 0)
         weights = fit_parameters(source, model, run.seed)
-        write_weights(target, state, weights, run.folder / "tokenizer")
-        write_atomically(run.folder / INITIAL_MODEL, json.dumps(source.model.to_json(), indent=1) + "\n")
-        write_atomically(run.folder / "latest", f"{target.name}\n")
+        try:
+            write_weights(target, state, weights, run.folder / "tokenizer")
+            write_atomically(run.folder / INITIAL_MODEL, json.dumps(source.model.to_json(), indent=1) + "\n")
+            write_atomically(run.folder / "latest", f"{target.name}\n")
+        except OSError as error:
+            raise UserError(f"checkpoint: cannot write {target}: {error.strerror or error}") from error
         return target
 
     return Found(None, state, notes, lambda: world.on_rank_zero(write))

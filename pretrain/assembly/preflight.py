@@ -53,7 +53,7 @@ def check_start(run: RunConfig) -> None:
         for folder, _ in parse_blend(run.data):
             _check_corpus(folder, "data")
     for folder, _ in parse_blend(run.validation.data) if run.validation.data is not None else ():
-        _check_corpus(folder, "validation.data")
+        _check_corpus(folder, "validation.data", f" --tokenizer {_tokenizer_of(run)}")
     check_world(launch.size, run.tensor_parallel, run.context_parallel)
     copy = run.tensor_parallel * run.context_parallel
     share_batch(
@@ -115,7 +115,13 @@ def check_settings(run: RunConfig) -> None:
     GroupRates(run_groups(run, model), run)
 
 
-def _check_corpus(folder: str, field: str) -> None:
+def _tokenizer_of(run: RunConfig) -> str:
+    """What a corpus of the same tokenizer as the run's is prepared with."""
+    folder = parse_blend(run.data)[0][0] if run.data != "builtin" else "data/CORPUS"
+    return shlex.quote(run.tokenizer or f"{folder}/tokenizer")
+
+
+def _check_corpus(folder: str, field: str, more: str = "") -> None:
     path = Path(folder)
     if path.suffix in (".bin", ".idx") and path.is_file():
         raise UserError(
@@ -127,9 +133,10 @@ def _check_corpus(folder: str, field: str) -> None:
     if path.is_file():
         # A text file would be one document, of which nothing can be held out.
         lines = " --format lines" if path.suffix in ("", ".txt", ".md") else ""
+        out = f"data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
         raise UserError(
             f"{field}: {folder!r} is a file; make a corpus of it: head-schedules prepare "
-            f"--text {shlex.quote(folder)}{lines} --out data/{shlex.quote(path.name.split('.')[0] or 'mine')}"
+            f"--text {shlex.quote(folder)}{lines}{more} --out {out}"
         )
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     builtin = "builtin, " if field == "data" else ""

@@ -26,10 +26,13 @@ class BatchPlan:
 
 
 def valid_micro_batches(
-    per_rank: int, model: ModelConfig, tensor_parallel: int, context_parallel: int = 1
+    per_rank: int, model: ModelConfig, tensor_parallel: int, context_parallel: int = 1, grows: bool = False
 ) -> list[int]:
-    """List the micro-batches that divide *per_rank* sequences and that ranks which share heads can split."""
+    """List the micro-batches that divide *per_rank* sequences and that ranks which share heads can split; at
+    every head count, of a run that *grows*."""
     multiple = split_multiple(model, tensor_parallel, context_parallel)
+    if grows and model.context_length // context_parallel % (2 * tensor_parallel):
+        multiple = math.lcm(multiple, tensor_parallel)
     return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
 
 
@@ -54,22 +57,26 @@ def share_batch(
             what would.
     """
     T = context_length
+    per_copy = micro_batch or 1
+    step = T * data_parallel * per_copy  # which both checks of the tokens admit, and the micro-batch
+    lower = max(1, global_batch_tokens // step) * step
     if global_batch_tokens % T:
-        lower = max(T, global_batch_tokens // T * T)
         raise UserError(
             f"global_batch_tokens: {global_batch_tokens} is not a multiple of the context length {T}; "
-            f"nearest are {lower} and {lower + T}"
+            f"nearest are {lower} and {lower + step}"
         )
     sequences = global_batch_tokens // T
     if sequences % data_parallel:
-        lower = max(1, sequences // data_parallel) * data_parallel * T
-        offer = _offer_context_parallel(sequences, T, data_parallel, context_parallel, sequence_parts)
+        offer = _offer_context_parallel(
+            sequences, T, data_parallel, context_parallel, sequence_parts, per_copy
+        )
+        ranks = [n for n in divisors(sequences) if sequences // n % per_copy == 0] or divisors(sequences)
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
             f"{data_parallel} data-parallel ranks; valid numbers of ranks are "
-            f"{[ranks_per_copy * divisor for divisor in divisors(sequences)]} "
+            f"{[ranks_per_copy * number for number in ranks]} "
             f"(deepspeed --num_accelerators N), or give --global_batch_tokens {lower} or "
-            f"{lower + data_parallel * T}{offer}"
+            f"{lower + step}{offer}"
         )
     per_rank = sequences // data_parallel
     if micro_batch is not None and per_rank % micro_batch:
@@ -91,7 +98,7 @@ def most_ranks(run: RunConfig, devices: int) -> int:
     sequences, _ = share_batch(run.global_batch_tokens, None, model.context_length, 1)
     found, degrees = [], (run.tensor_parallel, run.context_parallel)
     for copies in divisors(sequences):
-        micro_batches = valid_micro_batches(sequences // copies, model, *degrees)
+        micro_batches = valid_micro_batches(sequences // copies, model, *degrees, grows=run.growth.active)
         if micro_batches if run.micro_batch is None else run.micro_batch in micro_batches:
             found.append(copies * math.prod(degrees))
     if not found:
@@ -110,6 +117,7 @@ def _offer_context_parallel(
     data_parallel: int,
     context_parallel: int | None,
     sequence_parts: int,
+    per_copy: int,
 ) -> str:
     """The smallest context-parallel degree with which ranks can share fewer sequences than there are of them,
     to end a message with; empty if there is none."""
@@ -118,7 +126,7 @@ def _offer_context_parallel(
     degrees = (
         context_parallel * more
         for more in divisors(data_parallel)
-        if sequences % (data_parallel // more) == 0
+        if sequences % (data_parallel // more * per_copy) == 0
         and context_length % position_multiple(context_parallel * more, sequence_parts) == 0
     )
     degree = next(degrees, None)

@@ -151,7 +151,7 @@ def merge_ds_config(
     merged.setdefault("steps_per_print", None)
     # DeepSpeed's own meter waits for the device twice a micro-batch; ours reads the clock when metrics are
     # read anyway.
-    merged.setdefault("timers", {"throughput": {"enabled": False}})
+    merged.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
     return merged
 
 
@@ -196,6 +196,8 @@ class EngineSettings:
     """The run's context_parallel."""
     document_mask: bool = False
     """The run's document_mask."""
+    grows: bool = False
+    """Whether head counts change while training."""
     muon: bool = False
     """Whether Muon steps the matrices of the blocks."""
 
@@ -231,6 +233,7 @@ class EngineSettings:
             sequence_parallel=run.sequence_parallel,
             context_parallel=run.context_parallel,
             document_mask=run.document_mask,
+            grows=run.growth.active,
             muon=run.optimizer.kind == "muon",
             **sizes,
         )

@@ -176,7 +176,7 @@ def check_ds_config(config: Mapping[str, Any]) -> list[str]:
         zero = {"stage": None, **(zero if isinstance(zero, dict) else {})}  # DeepSpeed would take stage 0
     mistakes = list(_mistakes({**config, "zero_optimization": zero}))
     offloaded = isinstance(zero, dict) and isinstance(zero.get("offload_param"), dict)
-    if offloaded and zero["offload_param"].get("device") == "cpu" and zero["stage"] in (1, 2):
+    if offloaded and zero["offload_param"].get("device") in ("cpu", "nvme") and zero["stage"] in (1, 2):
         mistakes.append(
             f"zero_optimization.offload_param is for stage 3, and the stage is {zero['stage']}; leave it "
             "out, or use ds_configs/zero3_offload.json"
@@ -198,12 +198,14 @@ def _mistakes(
     for name, value in block.items():
         path, kind = f"{prefix}{name}", supported.get(name)
         if path in NOT_SUPPORTED:
-            if not _is_off(value):
+            # For bfloat16, DeepSpeed's old name, "auto" would be on.
+            if not _is_off(value) or (path == "bfloat16" and '"auto"' in quote_json(value)):
                 yield f"{path} is {quote_json(value)}; {NOT_SUPPORTED[path]}"
+        elif kind is None:
+            if value is not None:  # as DeepSpeed's own defaults have old names
+                yield f"{quote(path, plain=True)} is unknown or not supported{_nearest(path)}"
         elif value in (None, "auto") and path not in ("zero_optimization.stage", "bf16.enabled"):
             continue
-        elif kind is None:
-            yield f"{quote(path, plain=True)} is unknown or not supported{_nearest(path)}"
         elif isinstance(kind, dict) and isinstance(value, dict):
             yield from _mistakes(value, kind, f"{path}.")
         else:

@@ -62,8 +62,15 @@ def plan_batch(
         limit = CPU_MICRO_BATCH_TOKENS // model.context_length if device == "cpu" else per_rank
         sizes = (data_parallel, tensor_parallel, usable_memory(memory, device), limit)
         micro_batch = find_micro_batch(per_rank, model, settings, *sizes, device)
-        if micro_batch is None:  # the smallest comes closest; check_split rejects it where none is valid
-            micro_batch = min(valid_micro_batches(per_rank, model, tensor_parallel, c), default=1)
+        if micro_batch is None:  # the smallest comes closest
+            valid = valid_micro_batches(per_rank, model, tensor_parallel, c, settings.grows)
+            if not valid:
+                raise UserError(
+                    f"global_batch_tokens: {per_rank} sequences for each data-parallel rank cannot be shared "
+                    f"by {tensor_parallel} tensor-parallel ranks that split heads; give a multiple of "
+                    f"{model.context_length * data_parallel * tensor_parallel}"
+                )
+            micro_batch = valid[0]
     check_split(model, tensor_parallel, micro_batch, c)
     return BatchPlan(sequences, micro_batch, per_rank // micro_batch, data_parallel)
 
@@ -85,7 +92,7 @@ def find_micro_batch(
         per_rank: sequences of a step that a rank reads.
     """
     degrees = tensor_parallel, settings.context_parallel
-    for micro_batch in reversed(valid_micro_batches(per_rank, model, *degrees)):
+    for micro_batch in reversed(valid_micro_batches(per_rank, model, *degrees, settings.grows)):
         if micro_batch <= limit:
             sizes = (data_parallel, micro_batch, per_rank // micro_batch, tensor_parallel)
             if memory_plan(model, settings, *sizes, device).peak <= usable:

@@ -14,7 +14,7 @@ from pretrain.config.command_line import CommandParser
 from pretrain.metrics.file import FILE_NAME, Columns
 from pretrain.runtime.command import run_command
 from pretrain.utils.format import log_line, print_lines
-from pretrain.utils.plotting import count_axis, logarithmic, save_figure
+from pretrain.utils.plotting import count_axis, curve_colors, logarithmic, save_figure
 
 MOST_POINTS = 4000
 """Points of a curve that a picture can show: several for each column of its pixels."""
@@ -56,14 +56,16 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     layout: dict[str, Any] = {"notes": notes, "sharex": True, "height_ratios": ratios}
     with save_figure(out, "out", len(ratios), size=(9, 9), dpi=120, **layout) as (_, axes):
         loss_axis, *accuracy_axes, rate_axis, norm_axis = axes
-        for index, (folder, run) in enumerate(zip(folders, runs, strict=True)):
-            color = f"C{index}"
+        names = [folder.resolve().name for folder in folders]
+        if len(set(names)) < len(names):
+            names = [str(folder) for folder in folders]
+        for color, name_of_run, run in zip(curve_colors(len(runs)), names, runs, strict=True):
             if not tokenizers:
                 curve = run.over_tokens("train_loss")
                 loss_axis.plot(*_thin(*curve), color=color, alpha=0.25, linewidth=1)
                 loss_axis.plot(*_thin(*smooth(*curve)), color=color, linewidth=1.2)
             loss_axis.plot(
-                *_curve(run, loss), color=color, marker="o", markersize=4, linestyle="--", label=folder.name
+                *_curve(run, loss), color=color, marker="o", markersize=4, linestyle="--", label=name_of_run
             )
             for axis in accuracy_axes:
                 axis.plot(*_curve(run, "val_accuracy"), color=color, marker="o", markersize=4)
@@ -76,7 +78,7 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
         for axis in accuracy_axes:
             axis.set(ylabel="accuracy", ylim=(0, 1.02))
         loss_axis.legend()
-        loss_axis.set_title(folders[0].name if len(runs) == 1 else "")
+        loss_axis.set_title(names[0] if len(runs) == 1 else "")
         rate_axis.set_ylabel("learning rate")
         norm_axis.set(ylabel="gradient norm", xlabel="tokens", xlim=(0, None))
         logarithmic(norm_axis)

@@ -11,7 +11,7 @@ from pretrain.config.run_config import RunConfig
 from pretrain.optim.groups import Group, GroupRates, run_groups
 from pretrain.plan.corpora import build_model
 from pretrain.utils.format import align_columns
-from pretrain.utils.plotting import save_figure
+from pretrain.utils.plotting import curve_colors, save_figure
 
 
 def plot_learning_rates(run: RunConfig, out: Path) -> list[str]:
@@ -77,8 +77,7 @@ def _draw(run: RunConfig, groups: list[Group], rates: GroupRates, out: Path) -> 
     for group in groups:
         curves.setdefault(tuple(_curve(group, rates, run.steps, None)), []).append(group)
     with save_figure(out, "--plot_lr", size=(9, 4.5), dpi=130) as (figure, axis):
-        for index, (curve, members) in enumerate(curves.items()):
-            color = f"C{index}"
+        for color, (curve, members) in zip(curve_colors(len(curves)), curves.items(), strict=True):
             axis.plot(range(run.steps), curve, color=color, label=", ".join(group.name for group in members))
             rule = members[0].rule
             if rule is not None and rule.release == "maturity":

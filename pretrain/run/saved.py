@@ -19,7 +19,7 @@ from pretrain.checkpoint.finder import Hold, checkpoint_path, require_steps
 from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.sharded_files import UnshardedCheckpoint
 from pretrain.checkpoint.state import TrainingState
-from pretrain.data.corpus import Corpus
+from pretrain.data.corpus import Corpus, is_prefix
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import ValidationSequences, parse_blend
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_hash
@@ -111,7 +111,7 @@ class SavedRun:
         corpora = []
         for folder in folders:
             try:
-                corpus = Corpus.open(folder)
+                corpus = Corpus.open(folder, self.tokenizer if is_prefix(folder) else None)
             except (UserError, OSError):
                 continue
             same_content = corpus.meta.content_hash in content_hashes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import textwrap
@@ -105,12 +106,21 @@ def whole_numbers(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
+def curve_colors(count: int) -> list[Any]:
+    """A color for each of so many curves, no two the same: matplotlib's ten, or more from a color map."""
+    from matplotlib import colormaps
+
+    if count <= 10:
+        return [f"C{index}" for index in range(count)]
+    return [colormaps["turbo"](index / (count - 1)) for index in range(count)]
+
+
 def logarithmic(axes: Any) -> None:
     """Make the y axis logarithmic, with plain numbers at its ticks, unless lines have no value above 0."""
     from matplotlib.ticker import LogFormatter
 
     lines = axes.get_lines()
-    if lines and not any(max(line.get_ydata(), default=0) > 0 for line in lines):
+    if lines and not any(0 < value < math.inf for line in lines for value in line.get_ydata()):
         return
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(LogFormatter())

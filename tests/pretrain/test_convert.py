@@ -1,6 +1,7 @@
 """Runs trained by real ranks become Hugging Face folders that compute the same, or nothing is written."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from model.blocks import block
 from model.config import ModelConfig
 from model.sampling import make_cached_predictor, sample
 from pretrain import convert, generate
+from pretrain.data.corpus import Corpus
 from pretrain.data.sequences import ValidationSequences
 from pretrain.hf import export_folder
 from pretrain.metrics.file import read_metrics
@@ -457,6 +459,12 @@ def test_real_tokens_fall_back_to_the_standard_library(prism, tmp_path):
     assert "held-out text of small" in name and held_out.shape == (3, 64)
     short, name = source.real_tokens(1, 100_000)  # the held-out text is less than that
     assert "standard library" in name and short.shape == (1, 100_000)
+    (corpus,) = source.corpora()
+    pair = dataclasses.replace(source, tokenizer=corpus.tokenizer)
+    pair.state.run["data"] = str(corpus.folder / "training")  # a .bin/.idx pair does not say its tokenizer
+    whole = Corpus.open(corpus.folder / "training", corpus.tokenizer)
+    pair.state.data.data[:] = [(whole.meta.content_hash, "1")]
+    assert [found.folder for found in pair.corpora()] == [corpus.folder / "training"]
     source.state.run["data"] = str(tmp_path / "gone")
     elsewhere, name = source.real_tokens(3, 64)
     assert "standard library" in name and elsewhere.shape == (3, 64) and elsewhere.dtype == np.int64

@@ -14,6 +14,7 @@ from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.data.tokenizer import SentencePieceTokenizer, tokenizer_hash
 from pretrain.metrics.file import Columns, MetricsFile, encode
 from pretrain.plots.command import MOST_POINTS, _curve, main, smooth
+from pretrain.utils.plotting import curve_colors
 from tests.helpers.refusals import refusal
 
 
@@ -46,6 +47,27 @@ def test_draws_one_picture_of_several_runs(tmp_path, capsys):
     picture = tmp_path / "a/plots/training.png"
     assert capsys.readouterr().out == f"wrote    {picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_whose_gradients_were_never_finite_is_drawn(tmp_path):
+    write_rows(tmp_path / "a", *((step, {"grad_norm": float("inf")}) for step in (1, 2, 3)))
+    assert main([str(tmp_path / "a")]) == 0
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path, monkeypatch):
+    for parent in ("one", "two"):
+        (tmp_path / parent).mkdir()
+        write_run(tmp_path / parent / "a", 4)
+    folders = [tmp_path / parent / "a" for parent in ("one", "two")]
+    assert {*map(str, folders)} <= {*texts(tmp_path / "both.svg", *folders)}
+    monkeypatch.chdir(folders[0])
+    write_run(tmp_path / "b", 4)
+    assert {"a", "b"} <= {*texts(tmp_path / "here.svg", ".", "../../b")}
+
+
+def test_no_two_of_many_curves_have_one_color():
+    assert curve_colors(10) == [f"C{index}" for index in range(10)]
+    assert len({*curve_colors(24)}) == 24
 
 
 def test_tokens_are_counted_from_zero_in_short_numbers(tmp_path):

@@ -150,7 +150,7 @@ def test_the_chosen_micro_batch_can_be_split():
     model = run.build_model_config(300)
     # Heads 2, 3, 4, 4 on 4 ranks: 63 positions cannot be split, so micro-batches are multiples of 4.
     assert plan_batch(63 * 24, None, model, 1, 1 << 30, "cpu", 4).micro_batch % 4 == 0
-    with pytest.raises(UserError, match="micro_batch must be a multiple of 4"):
+    with pytest.raises(UserError, match=r"global_batch_tokens: 6 sequences .* give a multiple of 252$"):
         plan_batch(63 * 6, None, model, 1, 1 << 30, "cpu", 4)
 
 

@@ -100,7 +100,8 @@ def test_what_is_refused_says_what_to_write_and_is_left_out_while_it_is_off(tmp_
         assert f"{path} is " in text and NOT_SUPPORTED[path] in text
     block = path.rpartition(".")[0]
     left = merged(shipped("zero3"), at(block, {}) if block else {})
-    for value in (False, None, 0, "auto", {"enabled": False, "x": 1}):
+    automatic = [] if path == "bfloat16" else ["auto"]  # of that it would be on
+    for value in (False, None, 0, *automatic, {"enabled": False, "x": 1}):
         off = merged(shipped("zero3"), at(path, value))
         assert refusal(tmp_path, off) == "" and simplify(off) == left, value
 
@@ -133,7 +134,7 @@ def test_shipped_configs_come_through_as_they_are(name):
 
 
 OFF = [
-    zero(offload_optimizer=None, sub_group_size="auto", max_live_parameters="auto"),
+    zero(offload_optimizer=None, sub_group_size="auto", stage3_max_live_parameters="auto"),
     {"activation_checkpointing": {"partition_activations": False, "number_checkpoints": None}},
     {"sparse_gradients": False, "amp": {"enabled": False}, "tensor_parallel": {"autotp_size": 0}},
     {"fp16": {"enabled": "auto", "loss_scale": 0}, "wall_clock_breakdown": "auto", "steps_per_print": None},
@@ -145,6 +146,13 @@ def test_auto_and_off_leave_nothing_behind(changes):
     config = merged(shipped(), changes)
     assert not check_ds_config(config)
     assert simplify(config) == shipped()
+
+
+def test_a_misspelled_key_is_unknown_also_if_it_is_automatic():
+    for path in ("bf16.enable", "zero_optimization.overlap_com", "bf_16"):
+        (mistake,) = check_ds_config(merged(shipped(), at(path, "auto")))
+        assert mistake.startswith(f"{path} is unknown")
+    assert check_ds_config(merged(shipped(), {"bfloat16": {"enabled": "auto"}}))
 
 
 def test_hugging_faces_own_example_needs_two_blocks_less():

@@ -6,7 +6,7 @@ import pytest
 
 from model.errors import UserError
 from model.presets import preset
-from pretrain.engine.batch import BatchPlan
+from pretrain.engine.batch import BatchPlan, valid_micro_batches
 from pretrain.engine.ds_config import EngineSettings
 from pretrain.plan.memory import memory_plan
 from pretrain.plan.micro_batch import memory_limits, plan_batch, usable_memory
@@ -38,12 +38,23 @@ def test_never_below_one_sequence():
     [
         (1000, None, 1, r"1000 is not a multiple of the context length 1024; nearest are 1024 and 2048"),
         (6144, None, 4, r"6 sequences .* 4 data-parallel ranks; valid .* \[1, 2, 3, 6\] .* 4096 or 8192"),
+        (6144, 2, 4, r"6 sequences .* valid .* \[1, 3\] .* 8192 or 16384"),
+        (1000, 2, 3, r"nearest are 6144 and 12288"),
         (8192, 3, 2, r"micro_batch: 3 does not divide the 4 sequences .*valid values are \[1, 2, 4\]"),
     ],
 )
 def test_what_does_not_divide(tokens, micro, ranks, message):
     with pytest.raises(UserError, match=message):
         plan_batch(tokens, micro, MODEL, ranks, 80 * GIB, "cuda")
+
+
+def test_a_growing_run_has_a_micro_batch_of_every_head_count():
+    """126 positions are no multiple of 4: at 3 heads two ranks split micro-batches, at 4 they need not."""
+    model = preset("prism-nano").replace(context_length=126, heads=(4, 4, 4, 4))
+    assert plan_batch(27 * 126, None, model, 1, 80 * GIB, "cuda", 2, EngineSettings()).micro_batch == 27
+    with pytest.raises(UserError, match=r"27 sequences .* 2 tensor-parallel ranks .* a multiple of 252$"):
+        plan_batch(27 * 126, None, model, 1, 80 * GIB, "cuda", 2, EngineSettings(grows=True))
+    assert valid_micro_batches(54, model, 2, grows=True) == [2, 6, 18, 54]
 
 
 def test_a_model_that_a_cpu_cannot_hold():
