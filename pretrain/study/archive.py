@@ -8,7 +8,7 @@ machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,11 @@ def write_archive(study: Study, path: Path) -> None:
         raise UserError(
             f"study: {study.folder} lacks pilots by which it was tuned, {shorten_names(lost)}; {valid}"
         )
-    if path.exists() and (lost := _list_lost(path, results)):
+    # What the study does not name any more, such as pilots of a value that was taken out, stays.
+    recorded = study.recorded.archive if study.recorded else None
+    named = {run.planned.name for run in everything}
+    unnamed = {name: run for name, run in recorded.runs.items() if name not in named} if recorded else {}
+    if path.exists() and (lost := [name for name in _list_lost(path, results) if name not in unnamed]):
         valid = f"head-schedules study record {path} adds to it, --to another file keeps both"
         what = f"finished runs that would be lost, {shorten_names(lost)}"
         raise UserError(f"to: {quote(str(path))} has {what}; {valid}")
@@ -137,6 +141,13 @@ def write_archive(study: Study, path: Path) -> None:
             model = {key: value for key, value in run.saved.model.items() if planned.get(key) != value}
             record = replace(record, origin=origins.index(origin), model=model)
         runs[run.planned.name] = record
+    for name, record in unnamed.items():
+        if recorded and record.origin is not None:
+            origin = recorded.origins[record.origin]
+            if origin not in origins:
+                origins.append(origin)
+            record = replace(record, origin=origins.index(origin))
+        runs[name] = record
     machine = "; ".join(dict.fromkeys(machines))
     file = parse_yaml(study.text, "study")
     made = Archive(study.name, file, machine, origins, runs, read_registered(study), dict(study.tuned))
@@ -171,8 +182,15 @@ def read_archive(path: Path, out: Path | None = None) -> Study:
     where = f"study: {path}"
     archive = from_dict(Archive, read_json(path, "study"), where)
     text, folder = format_yaml(archive.study), out or Path("runs") / archive.name
-    tuned = read_tuned(folder) | archive.tuned
-    study = parse_study(text, archive.name, folder, where, source=str(path), tuned=tuned)
+
+    def parse(tuned: Mapping[str, Tuned]) -> Study:
+        return parse_study(text, archive.name, folder, where, source=str(path), tuned=tuned)
+
+    # The folder's choice is newer, unless it was made among other values than the study has now.
+    found = archive.tuned | read_tuned(folder)
+    study = parse(found)
+    if older := {name: archive.tuned[name] for name in study.untuned if name in archive.tuned}:
+        study = parse(found | older)
     return replace(study, recorded=Recorded(archive, where))
 
 

@@ -146,6 +146,9 @@ def recorded_result(study: Study, planned: PlannedRun) -> RunResult | None:
     archive."""
     if study.recorded is None:
         return None
+    then, now = study.recorded.archive.tuned.get(planned.variant), study.tuned.get(planned.variant)
+    if then and now and (then.field, then.value) != (now.field, now.value):
+        return None  # it was made with the value that was chosen then
     found: RunResult | None = study.recorded.result(planned)
     return found if found and (found.state == "finished" or not planned.folder.is_dir()) else None
 

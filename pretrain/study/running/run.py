@@ -18,7 +18,14 @@ from pretrain.runtime.signals import STOPPED
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import build_pilot, list_parts, parse_study, reread
 from pretrain.study.register import register
-from pretrain.study.results import check_settings, failure, list_unfinished, load_results, run_state
+from pretrain.study.results import (
+    check_settings,
+    failure,
+    list_unfinished,
+    load_results,
+    recorded_result,
+    run_state,
+)
 from pretrain.study.running.scheduler import Scheduler, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
@@ -133,11 +140,13 @@ def list_untried(pilot: Study) -> list[PlannedRun]:
     """The runs that are neither finished nor ended by the training itself, as one that diverges: it would do
     so again, and those that crashed or were killed need not."""
     states = ((run, run_state(pilot, run)[0]) for run in pilot.runs)
-    return [run for run, state in states if state != "finished" and not _ended_itself(run)]
+    return [run for run, state in states if state != "finished" and not _ended_itself(pilot, run)]
 
 
-def _ended_itself(planned: PlannedRun) -> bool:
-    return re.search(rf"\bexit (code|status) {BAD_INPUT}\b", failure(planned)) is not None
+def _ended_itself(pilot: Study, planned: PlannedRun) -> bool:
+    kept = recorded_result(pilot, planned)
+    reason = kept.failure if kept else failure(planned)
+    return re.search(rf"\bexit (code|status) {BAD_INPUT}\b", reason) is not None
 
 
 def _check_for_jobs(study: Study) -> None:

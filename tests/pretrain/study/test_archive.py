@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,6 +172,64 @@ def test_a_record_keeps_pilots(tmp_path, monkeypatch, capsys):
     assert read_registered(load_study(Path("runs/s"))) == read_registered(recorded)
     assert main(["record", "runs/s", "--to", "other.json"]) == 2
     assert "runs/s lacks pilots by which it was tuned, uniform@0.001-s9, " in capsys.readouterr().err
+
+
+def test_a_pilot_that_diverged_is_not_tried_again_elsewhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rates: dict[str, Any] = {"tune": {"optimizer.learning_rate": [1e-3, 2e-3]}, "pilot_seeds": [9]}
+    study = small_study(tmp_path / "s", **rates, baseline="uniform", variants={"uniform": {}})
+    write_study(study)
+    one, other = build_pilot(study).runs
+    plant(result(one, planted_rows(one, 3.5)))
+    plant(
+        result(other, planted_rows(other, 3.4)[:2], failure="exit code 2: error: step 9: 10 updates skipped")
+    )
+    assert main(["record", "s", "--to", "results/s.json"]) == 0
+    shutil.rmtree(tmp_path / "s")
+    assert main(["list", "results/s.json"]) == 0
+    assert "0 of 2 pilots are left" in capsys.readouterr().out
+
+
+def test_values_are_added_to_a_record_and_taken_out(tmp_path, monkeypatch):
+    """A newer choice stands; runs of an older one are made again; pilots of a value that is gone stay."""
+    monkeypatch.chdir(tmp_path)
+    rates: dict[str, Any] = {"tune": {"optimizer.learning_rate": [1e-3, 2e-3, 3e-3]}, "pilot_seeds": [9]}
+    rates |= {"baseline": "uniform", "variants": {"uniform": {}, "slow": {"steps": 90}}}
+    study = small_study(tmp_path / "s", **rates)
+    write_study(study)
+    made = []
+    losses = {"0.001": 3.5, "0.002": 3.4, "0.003": 3.2, "0.004": 3.1}
+
+    def train(scheduler):
+        for planned in list_unfinished(scheduler.study):
+            made.append(planned.name)
+            plant(result(planned, planted_rows(planned, losses.get(planned.name[-8:-3], 3.3))))
+        return {}
+
+    monkeypatch.setattr(Scheduler, "run", train)
+    monkeypatch.setattr(Scheduler, "stopped", None, raising=False)
+    for planned in build_pilot(study).runs:
+        plant(result(planned, planted_rows(planned, losses[planned.name[-8:-3]])))
+    assert [main(["run", "s"]) for _ in range(2)] == [1, 0]
+    assert main(["record", "s"]) == 0
+    path = tmp_path / "results/s.json"
+    shutil.rmtree(tmp_path / "s")
+    values = json.loads(path.read_text())
+    values["study"]["tune"]["optimizer.learning_rate"] = [1e-3, 2e-3, 3e-3, 4e-3, 5e-3]
+    path.write_text(json.dumps(values))
+    losses["0.005"] = 3.6
+    made.clear()
+    assert main(["run", str(path)]) == 0
+    assert len(made) == 4 + 6, "pilots of two values, and all runs again: those there were made with 0.003"
+    again = tmp_path / "again.json"
+    assert main(["record", str(path), "--to", str(again)]) == 0
+    assert {each.value for each in read_archive(again).tuned.values()} == {4e-3}
+    values = json.loads(again.read_text())
+    values["study"]["tune"]["optimizer.learning_rate"] = [2e-3, 3e-3, 4e-3, 5e-3]
+    again.write_text(json.dumps(values))
+    assert main(["run", str(again)]) == 0
+    assert main(["record", str(again)]) == 0
+    assert {"uniform@0.001-s9", "slow@0.001-s9"} <= {*json.loads(again.read_text())["runs"]}
 
 
 def test_a_record_keeps_what_a_mean_of_training_losses_is_made_of(tmp_path):
