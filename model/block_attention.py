@@ -76,7 +76,7 @@ def _backward(
 
     They are flattened here and not before, where autograd would keep a copy of what a view cannot be made of.
     """
-    shapes = query.shape, key.shape, key.shape
+    of_queries, of_keys = query.shape, key.shape
     gradient, query, key, value = (tensor.flatten(0, 1) for tensor in (gradient, query, key, value))
     d_query, d_key, d_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -98,9 +98,7 @@ def _backward(
             parts.append(torch.bmm(d_logits, k))
         torch.cat(parts[::-1], 1, out=d_query[heads])
         d_key[heads], d_value[heads] = key_sum, value_sum
-    found = zip((d_query.mul_(scale), d_key, d_value), shapes, strict=True)
-    one, two, three = (tensor.view(shape) for tensor, shape in found)
-    return one, two, three
+    return d_query.mul_(scale).view(of_queries), d_key.view(of_keys), d_value.view(of_keys)
 
 
 @_forward.register_fake

@@ -25,14 +25,20 @@ class BatchPlan:
     data_parallel: int
 
 
+def growing_multiple(model: ModelConfig, tensor_parallel: int, context_parallel: int) -> int:
+    """What a micro-batch must be a multiple of for the ranks to share any number of heads."""
+    length = model.context_length // context_parallel
+    return tensor_parallel if length % (2 * tensor_parallel) else 1
+
+
 def valid_micro_batches(
     per_rank: int, model: ModelConfig, tensor_parallel: int, context_parallel: int = 1, grows: bool = False
 ) -> list[int]:
     """List the micro-batches that divide *per_rank* sequences and that ranks which share heads can split; at
     every head count, of a run that *grows*."""
     multiple = split_multiple(model, tensor_parallel, context_parallel)
-    if grows and model.context_length // context_parallel % (2 * tensor_parallel):
-        multiple = math.lcm(multiple, tensor_parallel)
+    if grows:
+        multiple = math.lcm(multiple, growing_multiple(model, tensor_parallel, context_parallel))
     return [divisor for divisor in divisors(per_rank) if divisor % multiple == 0]
 
 

@@ -11,6 +11,7 @@ from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.state import TrainingState, read_state
 from pretrain.config.growth import check_head_dim
 from pretrain.config.run_config import RunConfig
+from pretrain.engine.batch import growing_multiple
 from pretrain.growth.edit import apply_changes, pending_changes
 from pretrain.growth.record import NAME
 from pretrain.run.resume import is_imported, settings_to_give
@@ -134,7 +135,7 @@ def check_every_split(run: RunConfig, model: ModelConfig, micro_batch: int) -> N
         UserError: it names the micro-batches that would do.
     """
     t, length = run.tensor_parallel, model.context_length // run.context_parallel
-    if micro_batch % t and length % (2 * t):
+    if micro_batch % growing_multiple(model, t, run.context_parallel):
         raise UserError(
             f"micro_batch: {micro_batch} sequences of {length} tokens cannot be shared by {t} "
             f"ranks at every head count of a run that grows; give a multiple of {t}, or a context_length "
