@@ -135,11 +135,12 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         # Products in TF32 where fp32 is computed on a GPU: scores rank sums of logits, which 10 bits of
         # mantissa settle.
         torch.set_float32_matmul_precision("high")
-    loaded = load_tasks(tasks, manager, data_dir)  # before the model, so that missing data end it early
+    # Before the model, so that missing data end it early.
+    loaded = world.on_all_ranks(lambda: load_tasks(tasks, manager, data_dir))
     dtype = getattr(torch, options.dtype) if options.dtype else None
 
     def score_step(step: int | None) -> tuple[ZeroShotModel, int | None, dict[str, Any]]:
-        opened = open_model(options.model, step, dtype)
+        opened = world.on_all_ranks(lambda: open_model(options.model, step, dtype))
         length, batch_tokens = opened.context_length, options.batch_tokens
         check_answers(loaded, length)
         model = ZeroShotModel(opened.logits, opened.tokenizer, length, world, batch_tokens)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST
 from pretrain.checkpoint.state import TrainingState, read_state
@@ -219,6 +219,11 @@ def _score_one(follower: Follower, found: Found, score: Score, world: World) -> 
     try:
         state = world.on_rank_zero(lambda: read_state(checkpoint_path(follower.folder, found.step)))
         scores = score(found.step)
+    except MachineError as error:  # on every rank: it cannot be read now, and is tried again
+        if world.is_main:
+            print(log_line("note", f"{error}; trying again"), flush=True)
+        time.sleep(POLL_SECONDS)
+        return
     except UserError as error:  # on every rank: damaged, pruned meanwhile, or weights that are not finite
         if world.is_main:
             follower.pass_over(found, str(error))

@@ -11,13 +11,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 
-from model.errors import UserError, quote
-from pretrain.runtime.environment import environment_rank
+from model.errors import MachineError, UserError, quote
+from pretrain.runtime.environment import environment_rank, environment_size
 from pretrain.utils.env_check import explain_missing, keep_compiled_code_private, set_aside_compile_cache
 from pretrain.utils.stdio import print_any_text
 
+FAILED = 1
+"""Exit codes: after an error that the user's input did not cause, after bad input, after Ctrl-C, and when the
+reader of the output has closed it."""
 BAD_INPUT = 2
-"""Exit codes: after bad input, after Ctrl-C, and when the reader of the output has closed it."""
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 NOTHING_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -29,7 +31,8 @@ def run_command(
     arguments: Sequence[str] | None,
     interrupted: str = "interrupted",
 ) -> int:
-    """Run a command; if it ends early, print why in a one-line message. Of several ranks only rank 0 prints.
+    """Run a command; if it ends early, print why in a one-line message. Of several ranks of a launcher, the
+    first to fail prints it and ends the process (exit.end_after).
 
     Args:
         command: takes the command line, without the program's name.
@@ -37,8 +40,8 @@ def run_command(
         interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit code: 0; 2 for bad input (see bad_input); 130 after Ctrl-C; 141 when the reader of the
-        output has closed it (``| head``).
+        The exit code: 0; 2 for bad input (see bad_input); 1 for a MachineError; 130 after Ctrl-C; 141 when
+        the reader of the output has closed it (``| head``).
     """
     if arguments is None:
         prepare_process()
@@ -53,9 +56,13 @@ def run_command(
     except KeyboardInterrupt:
         code, line = INTERRUPTED, f"\n{interrupted}"
     except Exception as error:
+        if arguments is None and environment_size() > 1:
+            from pretrain.runtime.exit import end_after
+
+            end_after(error, environment_rank())
         if (refusal := bad_input(error)) is None:
             raise
-        code, line = BAD_INPUT, f"error: {refusal}"
+        code, line = FAILED if isinstance(refusal, MachineError) else BAD_INPUT, f"error: {refusal}"
     if environment_rank() == 0:
         print(line, file=sys.stderr)
     return code

@@ -52,6 +52,14 @@ def environment_rank() -> int:
         return 0
 
 
+def environment_size() -> int:
+    """The number of ranks; 1 without a launcher, and in an invalid environment."""
+    try:
+        return read_environment().size
+    except UserError:
+        return 1
+
+
 def read_environment() -> Launch:
     """Read the launcher's variables; a process without a launcher has a world size of 1.
 

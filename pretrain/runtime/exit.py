@@ -19,10 +19,8 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from model.errors import MachineError, UserError, quote
-from pretrain.runtime.command import BAD_INPUT, bad_input
+from pretrain.runtime.command import BAD_INPUT, FAILED, bad_input
 
-FAILED = 1
-"""Exit code after an error that the user's input did not cause."""
 KEY = "head_schedules/first_failure"
 DONE_KEY = "head_schedules/rank_0_is_done"
 # Rank 0 gives wandb up to a minute; no rank waits longer than this for a rank 0 that hangs.

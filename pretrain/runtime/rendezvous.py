@@ -15,9 +15,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from pretrain.runtime.environment import Launch, read_environment
 from pretrain.runtime.hardware import detect_device
 from pretrain.utils.format import log_line
 
+T = TypeVar("T")
 KEY = "head_schedules/device"
 HEARING = timedelta(seconds=5)
 MEETING = timedelta(minutes=5)
@@ -56,9 +58,10 @@ def meet(rank: int, size: int, timeout: timedelta) -> torch.device:
         store.set_timeout(timeout)
         store.set(f"{KEY}/{rank}", json.dumps(answer))
         if rank == 0:
-            answers = [json.loads(store.get(f"{KEY}/{other}")) for other in range(size)]
+            names = [f"{KEY}/{other}" for other in range(size)]
+            answers = [json.loads(text) for text in _wait_interruptibly(lambda: [*map(store.get, names)])]
             store.set(KEY, devices_problem(answers) or "")
-        problem = store.get(KEY).decode()
+        problem = _wait_interruptibly(lambda: store.get(KEY)).decode()
         if problem:
             _wait_until_all_have_read(store, rank, size)
     else:
@@ -143,18 +146,7 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
         notice.start()
     began = time.monotonic()
     try:
-        if rank == 0 and (listener := _listen_on_this_machine()):
-            store = dist.TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                size,
-                is_master=True,
-                timeout=MEETING,
-                multi_tenant=True,
-                master_listen_fd=listener.detach(),
-            )
-            return store, rank, size
-        return next(dist.rendezvous("env://", rank, size, timeout=MEETING))
+        return _wait_interruptibly(lambda: _start_store(rank, size))
     except (RuntimeError, OSError) as error:
         late = time.monotonic() - began > MEETING.total_seconds() / 2
         # Too late, the machines may be slow, or one of them gone.
@@ -165,6 +157,36 @@ def _reach_the_others(rank: int, size: int) -> tuple[dist.Store, int, int]:
         ) from error
     finally:
         notice.cancel()
+
+
+def _start_store(rank: int, size: int) -> tuple[dist.Store, int, int]:
+    if rank == 0 and (listener := _listen_on_this_machine()):
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            size,
+            is_master=True,
+            timeout=MEETING,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
+        return store, rank, size
+    return next(dist.rendezvous("env://", rank, size, timeout=MEETING))
+
+
+def _wait_interruptibly(wait: Callable[[], T]) -> T:
+    """What *wait* returns. It runs in a thread: torch's C++ does not look at signals while it waits for other
+    ranks, and a request to stop must end this rank."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(wait())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="rendezvous", daemon=True).start()
+    return result.result()
 
 
 def _listen_on_this_machine() -> socket.socket | None:

@@ -1,10 +1,11 @@
 """Receives requests to stop: signals, a wall-clock budget, and the end of the launcher.
 
-SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption) and SIGINT (Ctrl-C) only record a
-request. The ranks vote at the end of every step and validation batch; once one of them has a request, all
-save and end together. A separate thread receives signals, so that one is noticed even while the main thread
-compiles or waits in a collective. Nothing heavy is imported here: a program listens before it does anything
-else.
+SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption), SIGINT (Ctrl-C) and SIGHUP (a
+closed terminal) only record a request. The ranks vote at the end of every step and validation batch; once one
+of them has a request, all save and end together. A separate thread receives signals, so that one is noticed
+even while the main thread compiles or waits in a collective. The other threads block them, and with them the
+programs that they start: a compiler must not die of a request that its rank answers by saving. Nothing heavy
+is imported here: a program listens before it does anything else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pretrain.runtime.environment import find_ended, find_launchers
 
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and should be resumed: EX_TEMPFAIL of sysexits.h."""
-HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+HEARD = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WAKING = signal.SIGURG
 """Sent to the main thread to interrupt a library's wait; without a handler it would be ignored."""
 REPEAT_SECONDS = 2.0
@@ -55,7 +56,7 @@ class Stopped(BaseException):
 
 
 class StopListener:
-    """Receives the signals in HEARD until ``close``.
+    """Receives the signals in HEARD until ``close``; SIGHUP not under nohup, which ignores it.
 
     Outside the main thread, which alone may receive signals, it knows of the time budget and of the end of
     the launcher only.
@@ -90,13 +91,17 @@ class StopListener:
         self._sender.setblocking(False)
         self._receives = threading.current_thread() is threading.main_thread()
         self._previous_handlers: dict[int, Any] = {}
+        self._heard = [n for n in HEARD if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
         if self._receives:
-            self._previous_handlers = {n: signal.signal(n, self._in_main_thread) for n in HEARD}
+            self._previous_handlers = {n: signal.signal(n, self._in_main_thread) for n in self._heard}
             self._previous_handlers[WAKING] = signal.signal(WAKING, lambda *_: None)
             # Written to by the C handler, even while the main thread is inside a library and runs no Python.
             self._previous_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
+        self._previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        self._block()
+        _LISTENERS.add(self)
 
     @property
     def reason(self) -> str | None:
@@ -131,6 +136,7 @@ class StopListener:
             yield
         finally:
             self._raise_at_once = False
+            self._block()  # starting a process, Python's multiprocessing unblocks two of them
 
     def check(self) -> None:
         """Raise Stopped if this rank was asked to stop."""
@@ -145,16 +151,26 @@ class StopListener:
 
     def close(self) -> None:
         """Restore the previous signal handlers, and end the thread."""
-        if self._receives:
-            signal.set_wakeup_fd(self._previous_wakeup)
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+        self._give_back()
         self._agreed = True
         with contextlib.suppress(OSError):
             self._sender.send(b"\0")  # no signal has this number: the thread ends
         self._thread.join(timeout=5)
         self._receiver.close()
         self._sender.close()
+
+    def _give_back(self) -> None:
+        _LISTENERS.discard(self)
+        if self._receives:
+            signal.set_wakeup_fd(self._previous_wakeup)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._previous_mask)
+
+    def _block(self) -> None:
+        """Block the signals in the calling thread, the threads and the processes that it will start."""
+        if self._receives:
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
 
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
         # The thread counts repeated signals: this may run long after the signal, when a library returns.
@@ -164,19 +180,21 @@ class StopListener:
             self.check()
 
     def _listen(self) -> None:
+        if self._receives:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._heard)
         self._receiver.settimeout(LOOK_SECONDS)
         while True:
             data = b""
             with contextlib.suppress(TimeoutError):
                 data = self._receiver.recv(64)
-            for number in data:
-                if number in HEARD:
-                    self._note(number)
+            heard = [number for number in data if number in self._heard]
+            for number in heard:
+                self._note(number)
             if b"\0" in data:
                 return
-            if not data and self._reason is not None and self._raise_at_once and self._receives:
-                # The main thread began to wait just after the signal, or another thread received it: the
-                # handler runs only when the wait is interrupted.
+            if (heard or not data) and self._reason is not None and self._raise_at_once and self._receives:
+                # This thread has received the signal: the handler runs when the main thread's wait is
+                # interrupted. Again and again, since that may only be about to wait.
                 signal.pthread_kill(threading.main_thread().ident or 0, WAKING)
             if self._reason is None:
                 self._check_the_launcher()
@@ -221,3 +239,16 @@ class StopListener:
         # Not print(): its lock may be held by the main thread that is stuck.
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), f"rank {os.environ.get('RANK', '0')}: {text}\n".encode())
+
+
+_LISTENERS: set[StopListener] = set()
+
+
+def _give_back_in_a_fork() -> None:
+    """A forked child, such as a worker of a library's pool, does not answer for its parent: it must end when
+    that asks it to."""
+    for listener in tuple(_LISTENERS):
+        listener._give_back()
+
+
+os.register_at_fork(after_in_child=_give_back_in_a_fork)

@@ -3,10 +3,12 @@ signals."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import time
 
+import psutil
 import pytest
 
 from pretrain.runtime.signals import STOPPED
@@ -66,17 +68,31 @@ def test_stopped_by_a_signal(small_folder, tmp_path, whole, number, rank, code, 
     assert curve(tmp_path / "nano") == whole
 
 
+def wait_for_compiler(rank: int) -> list[psutil.Process]:
+    """The processes below a rank, as soon as a compiler is one of them."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        below = psutil.Process(rank).children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(process.name() == "cc1plus" for process in below):
+                return below
+        time.sleep(0.02)
+    raise AssertionError("no compiler")
+
+
 @pytest.mark.slow
 def test_stopped_while_compiling(small_folder, tmp_path):
     """The first step compiles; it is finished, and saved, and perhaps one more."""
-    settings = "--compile true --steps 4 --interruption.agreement_seconds 200"
+    settings = "--compile true --steps 4 --interruption.agreement_seconds 290"
     arguments = arguments_of(small_folder, tmp_path, settings)
     with start(arguments, 1, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}) as running:
         running.wait_for("steps    ")
-        time.sleep(4)  # the engine is there, and what follows takes longer
+        for process in wait_for_compiler(running.processes[0].pid):  # SLURM warns every process of a step
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR1)
         running.kill(0, signal.SIGUSR1)
         assert "step 1/4" not in running.output()
-        finished = running.wait(200)
+        finished = running.wait(290)
     assert finished.returncodes == [STOPPED], finished.output
     assert [row["step"] for row in curve(tmp_path / "nano")] in ([1], [1, 2])
     again = launch(arguments, 1)

@@ -18,6 +18,7 @@ from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
 from tests.helpers.items import piqa_items, write, write_data_sets, write_paper_data_sets
+from tests.helpers.launch import ROOT, launch
 from tests.helpers.refusals import refusal
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -148,6 +149,38 @@ def evaluated(arguments):
 
     os.environ["WORLD_SIZE"] = str(torch.distributed.get_world_size())
     return evaluation.main(arguments)
+
+
+FAILING = """
+import os, sys
+sys.path.insert(0, {root!r})
+from model.errors import UserError
+from pretrain.evaluation import command, scores
+
+def fail(*_, **__):
+    raise {error}
+
+if os.environ["RANK"] == "1":
+    scores.{function} = fail
+sys.exit(command.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "error", "code", "said"),
+    [
+        ("load_tasks", "UserError('data_dir: no piqa')", 2, ["error: rank 1: data_dir: no piqa"]),
+        ("score", "ValueError('a defect')", 1, ["error: rank 1 on", "Traceback", "ValueError: a defect"]),
+    ],
+)
+def test_a_rank_that_fails_alone_says_why(folders, data_dir, tmp_path, function, error, code, said):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING.format(root=str(ROOT), function=function, error=error))
+    arguments = [str(folders["run"]), "--tasks", "piqa", "--data_dir", str(data_dir)]
+    finished = launch(arguments, 2, script=script, timeout=120)
+    assert finished.returncode == code, finished.output
+    assert all(text in finished.output for text in said)
 
 
 @pytest.mark.slow

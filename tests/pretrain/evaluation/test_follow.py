@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from pretrain.evaluation import command, follow
 from pretrain.evaluation.follow import Follower
 from pretrain.metrics.file import EVALUATION_NAME, Columns, read_metrics
@@ -94,6 +94,17 @@ def test_damaged_and_pruned_checkpoints_are_passed_over(run, capsys):
     assert "checkpoint of step 4 is passed over" in printed and "checkpoint of step 8 is passed" in printed
     assert "step 12: piqa/acc 0.1200" in printed
     assert f"{run} has all its steps; checkpoints scored: 1, passed over: 2" in printed
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_tried_again(run, capsys):
+    failures = iter([MachineError("model.safetensors: Input/output error")])
+
+    def fail_once(step):
+        if error := next(failures, None):
+            raise error
+
+    assert scored_steps(run, during=fail_once) == [4, 8, 12]
+    assert "model.safetensors: Input/output error; trying again" in capsys.readouterr().out
 
 
 def test_a_run_none_of_whose_checkpoints_can_be_scored(run):

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from pretrain.runtime.command import run_command
 
 
@@ -23,6 +23,7 @@ FULL = f"fatal: No space left on device; temporary files are in {tempfile.gettem
 FULL += ", or set TMPDIR to another folder"
 ENDS = [
     (UserError("heads: 5 does not divide"), 2, "error: heads: 5 does not divide"),
+    (MachineError("MASTER_PORT: it is taken"), 1, "error: MASTER_PORT: it is taken"),
     (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 2, "error: a.txt: No such file"),
     (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
     (RuntimeError("C++ compile error\nas: fatal: No space left on device\nx"), 2, f"error: as: {FULL}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from pretrain.runtime.hardware import detect_device
 from pretrain.runtime.rendezvous import devices_problem
 from tests.helpers.launch import ROOT, start
 from tests.helpers.marks import slow
+from tests.helpers.training import nano_arguments
 
 BROKEN_GPU = """
 import json, os, sys
@@ -120,6 +122,18 @@ def test_ranks_that_do_not_meet_are_one_line(tmp_path, rank):
     assert finished.returncode == 1 and finished.output.count("\n") == 1, finished.output
     said = r"MASTER_ADDR: the 2 ranks did not meet at 127\.0\.0\.1 port \d+ within 1 s \("
     assert re.search(said, finished.output), finished.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "number", "code"), [("0", signal.SIGINT, 130), ("1", signal.SIGUSR1, 75)])
+def test_a_rank_that_waits_for_the_others_can_be_stopped(small_folder, tmp_path, rank, number, code):
+    arguments = nano_arguments(small_folder, tmp_path)
+    with start(arguments, 1, env_of={0: {"RANK": rank, "WORLD_SIZE": "2"}}) as running:
+        running.wait_for(f"waiting  rank {rank}")
+        running.kill(0, number)
+        finished = running.wait(20)
+    assert finished.returncode == code, finished.output
+    assert "Traceback" not in finished.output
 
 
 LAUNCHER = """

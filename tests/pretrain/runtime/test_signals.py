@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pretrain.runtime.signals import STOPPED, StopListener, Stopped
+from pretrain.runtime.signals import HEARD, STOPPED, StopListener, Stopped
 from tests.helpers.launch import ROOT
 from tests.helpers.marks import slow
 
@@ -67,12 +67,55 @@ STUCK = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.sleep(60)\n"
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGUSR1, STOPPED), (signal.SIGTERM, STOPPED), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [(signal.SIGUSR1, STOPPED), (signal.SIGTERM, STOPPED), (signal.SIGINT, 130), (signal.SIGHUP, STOPPED)],
 )
 def test_a_signal_only_leaves_a_note(number, code):
     with Program(WAIT) as program:
         program.send(number)
         assert program.end() == (0, f"{number.name} {code}\n")
+
+
+@pytest.mark.parametrize("number", HEARD)
+def test_a_compiler_survives_what_asks_its_rank_to_stop(number):
+    """The terminal sends Ctrl-C to every process of a run, SLURM its warning."""
+    body = """
+    import signal, subprocess
+    with listener.raising():
+        pass
+    # A program that did not ignore it would die.
+    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1); print("compiled")'])
+    time.sleep(0.3)
+    child.send_signal(NUMBER)
+    print(child.wait(), listener.reason)
+    """
+    with Program(body.replace("NUMBER", str(int(number)))) as program:
+        assert program.end() == (0, "compiled\n0 None\n")
+
+
+def test_a_worker_of_a_pool_ends_when_its_parent_asks_it_to():
+    """Which is not asked to stop itself."""
+    body = """
+    import multiprocessing
+    context = multiprocessing.get_context('fork')
+    with context.Pool(2) as pool:
+        print(pool.map(abs, [-1, 2]))
+    print(listener.reason)
+    """
+    with Program(body) as program:
+        assert program.end() == (0, "[1, 2]\nNone\n")
+
+
+def test_nohup_is_respected():
+    with Program(
+        "listener.close()\nimport signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "listener = StopListener()\nprint('ready', flush=True)\n" + WAIT
+    ) as program:
+        assert program.process.stdout.readline() == "ready\n"
+        program.send(signal.SIGHUP)
+        time.sleep(0.5)
+        program.send(signal.SIGTERM)
+        assert program.end() == (0, f"SIGTERM {STOPPED}\n")
 
 
 def test_the_same_signal_again_ends_at_once_even_inside_a_library():
@@ -192,7 +235,8 @@ def test_ranks_stop_when_their_launcher_has_gone(tmp_path, name, body):
 
 
 def test_signals_are_given_back():
-    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)]
+    before = [signal.getsignal(number) for number in HEARD]
     StopListener().close()
-    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)] == before
+    assert [signal.getsignal(number) for number in HEARD] == before
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert signal.set_wakeup_fd(-1) == -1
