@@ -12,6 +12,8 @@
 #SBATCH --time=01:00:00
 ##SBATCH --partition=
 ##SBATCH --account=
+#SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.log
 set -euo pipefail
 [ -n "${SLURM_JOB_ID:-}" ] || cd "$(dirname "${BASH_SOURCE[0]}")/.."

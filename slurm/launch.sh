@@ -123,6 +123,13 @@ record() { # a field of the job's record
     sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_record" | head -n 1
 }
 
+job_script() { # its path, from where the job was submitted; there may be spaces in it
+    local path
+    path=$(sed -n 's/.* Command=\(.*\) WorkDir=.*/\1/p' <<<"$job_record")
+    path=${path%" ${given[*]}"} # which the record has too
+    echo "${path#"${SLURM_SUBMIT_DIR:-$PWD}"/}"
+}
+
 # Set files to the folder of the job's own files, and make it. It is next to the log, since that must be on a
 # file system that all nodes share; the repository may be read-only.
 make_job_files() {
@@ -138,17 +145,17 @@ make_job_files() {
     files=$(cd "$files" && pwd)
 }
 
-# SLURM would ask the ranks to stop as soon as they have started. Of --signal on sbatch's command line a job
-# learns nothing, of the variable it does.
+# SLURM would ask the ranks to stop as soon as they have started: it warns up to a minute early. Of --signal on
+# sbatch's command line a job learns nothing, of the variable it does.
 check_time_limit() {
     local signal=${SBATCH_SIGNAL:-$(directive signal)} limit seconds=0
     limit=$(record TimeLimit)
     [[ "$signal" == *@* && "$limit" =~ ^(([0-9]+)-)?([0-9]+):([0-9]+):([0-9]+)$ ]] || return 0
     limit=("0${BASH_REMATCH[2]}" "${BASH_REMATCH[@]:3}")
     seconds=$((10#${limit[0]} * 86400 + 10#${limit[1]} * 3600 + 10#${limit[2]} * 60 + 10#${limit[3]}))
-    if [ "$seconds" -le "${signal##*@}" ]; then
-        echo "error: --time: the time limit of $seconds s is not longer than the warning of ${signal##*@} s" \
-            "ahead of it (--signal=$signal); give more time, or a shorter warning:" \
+    if [ "$seconds" -le $((${signal##*@} + 60)) ]; then
+        echo "error: --time: the time limit of $seconds s leaves no time ahead of the warning, up to" \
+            "$((${signal##*@} + 60)) s before it (--signal=$signal); give more time, or a shorter warning:" \
             "SBATCH_SIGNAL=USR1@60 sbatch …" >&2
         exit "$BAD_INPUT"
     fi
@@ -176,8 +183,8 @@ time $(record TimeLimit)
 partition $(record Partition)
 account $(record Account | sed 's/(null)//')
 END
-    value=$(record Command)
-    printf '%q ' "${value#"$PWD"/}" "${given[@]}"
+    [ "${SLURM_SUBMIT_DIR:-$PWD}" = "$PWD" ] || printf -- '--chdir=%q ' "$PWD"
+    printf '%q ' "$(job_script)" "${given[@]}"
 }
 
 # Starts since the last new checkpoint, or a crash after it: rank 0 removes the file when it has saved a new

@@ -15,6 +15,7 @@
 #SBATCH --mem-per-cpu=1G
 #SBATCH --time=24:00:00
 #SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --output=slurm-prepare-%A_%a.log
 set -euo pipefail
 [ -n "${SLURM_JOB_ID:-}" ] || cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -174,12 +174,13 @@ def test_a_study_without_what_it_needs():
 class Job:
     """A job whose tasks end as the test says, on a SLURM of two commands; each start is one of its lives."""
 
-    def __init__(self, folder, time_limit="1-00:00:00"):
+    def __init__(self, folder, time_limit="1-00:00:00", command=f"{ROOT}/slurm/124m.sh"):
         self.folder, self.starts = folder, 0
         (folder / "log").touch()
         # The task: saves a step, or not, and fails.
         srun = f'[ ! -f {folder}/saves ] || rm -f "$FAILURES_FILE"; echo "$SUBMIT_LINE" > {folder}/line\n'
-        record = f"JobId=7 TimeLimit={time_limit} Partition=big Account=(null) Command={ROOT}/slurm/124m.sh"
+        record = f"JobId=7 TimeLimit={time_limit} Partition=big Account=(null) "
+        record += f"Command={command} WorkDir={ROOT}"
         scontrol = f'case "$*" in "show job"*) echo "{record} TresPerNode=gres:gpu:8 StdOut=x" ;;'
         scontrol += (
             f" requeue*) [ ! -f {folder}/stays ] || exit 1; kill $PPID; touch {folder}/requeued ;; esac"
@@ -278,9 +279,9 @@ def test_starts_that_died_with_their_node_are_counted(tmp_path):
 
 # Of the job and of its warning; the seconds of one that is rejected.
 LIMITS = [
-    ("00:05:00", "", 300),
+    ("00:06:00", "", 360),
     ("00:04:59", "", 299),
-    ("00:05:01", "", None),
+    ("00:06:01", "", None),
     ("1-00:00:00", "", None),
     ("UNLIMITED", "", None),
     ("00:05:00", "USR1@60", None),
@@ -292,17 +293,24 @@ def test_a_time_limit_must_be_longer_than_the_warning(tmp_path, limit, warning, 
     job = Job(tmp_path, limit)
     assert job.start(75, True, SBATCH_SIGNAL=warning) == (seconds is None)
     if seconds is not None:
-        said = f"error: --time: the time limit of {seconds} s is not longer than the warning of 300 s"
+        said = f"error: --time: the time limit of {seconds} s leaves no time ahead of the warning, up to 360 s"
         assert job.code == 2 and job.said.startswith(said) and len(job.said.splitlines()) == 1
 
 
 def test_the_line_that_submits_the_job_again(tmp_path):
-    job = Job(tmp_path)
+    job = Job(tmp_path, command=f"{ROOT}/slurm/124m.sh --name a b")
     job.start(75, True, "--name", "a b", DATA="data/my own")
     again = shlex.split((tmp_path / "line").read_text())
     expected = ["env", "DATA=data/my own", f"VENV={tmp_path}/none", "sbatch", "--nodes=2"]
     expected += ["--time=1-00:00:00", "--partition=big", "slurm/124m.sh", "--name", "a b"]
     assert again == expected
+
+
+def test_the_line_of_a_job_that_was_submitted_elsewhere(tmp_path):
+    job = Job(tmp_path, command="/home/a b/my jobs/124m.sh")
+    job.start(75, True, SLURM_SUBMIT_DIR="/home/a b")
+    again = shlex.split((tmp_path / "line").read_text())
+    assert again[-3:] == ["--partition=big", f"--chdir={ROOT}", "my jobs/124m.sh"]
 
 
 def test_where_the_jobs_own_files_go(tmp_path):
