@@ -19,6 +19,7 @@ from model.schedules import (
     Bases,
     BlockWidths,
     FeedForwardWidths,
+    Repeated,
     RopeScaling,
     Schedule,
     Shares,
@@ -65,12 +66,12 @@ class ModelConfig:
     """w_l: the layer reads and writes the first w_l coordinates of the residual stream (arXiv 2606.18246);
     of all layers or of each, or an allocation such as waist(640). None is d. The stream has the largest of
     them and d coordinates. Those beyond d begin at 0, and the LM head reads the first d."""
-    kv_heads: Schedule | None = None
-    """Key/value heads per layer, each dividing that layer's heads; None is as many as heads (MHA). 0 in a
-    layer without attention."""
-    head_dim: Schedule | None = None
-    """Width of one head per layer; None is w_l / h_l, so parameters and FLOPs do not depend on the schedule.
-    Not read in a layer without attention."""
+    kv_heads: Repeated | None = None
+    """Key/value heads, of all layers or of each, dividing the layer's heads; None is as many as heads (MHA).
+    0 in a layer without attention."""
+    head_dim: Repeated | None = None
+    """Width of one head, of all layers or of each; None is w_l / h_l, so parameters and FLOPs do not depend
+    on the schedule. Not read in a layer without attention."""
     ffn: FeedForwardKind = "swiglu"
     """swiglu: down(activation(gate(x)) * up(x)); mlp: down(activation(up(x)))."""
     activation: Activation = "silu"
@@ -115,8 +116,7 @@ class ModelConfig:
     """Weight in the training loss of the mean of the squared log-sum-exp of the logits (PaLM, arXiv
     2204.02311); validation leaves it out."""
     local_window: Windows | None = None
-    """Per layer, how many positions a query sees, itself included; None (one layer, or all) means no
-    limit."""
+    """How many positions a query sees, itself included, in all layers or in each; None means no limit."""
     tie_embeddings: bool = True
     """Whether the LM head is the token embedding."""
     init_std: PositiveFloat = 0.02
@@ -138,6 +138,11 @@ class ModelConfig:
             if isinstance(allocation := getattr(self, name), Allocation):
                 with naming(name, allocation.text):
                     object.__setattr__(self, name, allocation.widths(self.num_layers))
+        for name in ("kv_heads", "head_dim", "local_window"):
+            if (value := getattr(self, name)) is not None and len(value) == 1:
+                none = 0 if name == "kv_heads" else value[0]  # in a layer without attention
+                each = (value[0] if heads else none for heads in self.heads)
+                object.__setattr__(self, name, tuple(each))
         check_model(self)
         for name in ("ffn_width", "block_width", "rope_base", "rotary_share"):
             value = getattr(self, name)

@@ -22,7 +22,12 @@ def at_layer(value: One | tuple[Each, ...], layer: int) -> One | Each:
 
 
 def _schedule(
-    number: type[int] | type[float], each: Any, valid: str, one: bool = False, blocks: bool | None = None
+    number: type[int] | type[float],
+    each: Any,
+    valid: str,
+    one: bool = False,
+    blocks: bool | None = None,
+    repeated: bool = False,
 ) -> PlainValidator:
     """A validator: a value of type *each* per layer, as a list or text. Its errors do not name the field:
     ``explain_error`` does.
@@ -33,6 +38,8 @@ def _schedule(
         one: whether one value may be given for all layers; text of one value then is one.
         blocks: where an allocation by name may be given, whose values follow when the number of layers is
             known: whether it is one of block widths.
+        repeated: whether one value may be given for all layers, which is kept as a tuple of one until the
+            number of layers is known.
     """
     several = Annotated[tuple[each, ...], Field(min_length=1, max_length=MOST_LAYERS)]
     of_each, of_all = (TypeAdapter(kind, config=STRICT) for kind in (several, each))
@@ -49,6 +56,8 @@ def _schedule(
                 return of_each.validate_python(tuple(given))
             if one:
                 return of_all.validate_python(given)
+            if repeated:
+                return of_each.validate_python((given,))
         except UserError as error:  # a ValueError, so that the field's name is added
             raise ValueError(str(error)) from None
         except ValidationError as error:
@@ -62,7 +71,7 @@ def _schedule(
 
     # What may be written is not what is kept; the JSON schema has the former.
     written: Any = list[each] | str
-    return PlainValidator(convert, json_schema_input_type=each | written if one else written)
+    return PlainValidator(convert, json_schema_input_type=each | written if one or repeated else written)
 
 
 AS_LIST = PlainSerializer(lambda value: list(value) if isinstance(value, tuple) else value)
@@ -100,9 +109,17 @@ Schedule = Annotated[
     tuple[int, ...], _schedule(int, Count, "a whole number from 0 per layer, such as 2,4,8x2"), AS_LIST
 ]
 """One value per layer; 0 where the layer has no such part."""
+Repeated = Annotated[
+    tuple[int, ...],
+    _schedule(int, Count, "a whole number from 0, or one per layer, such as 2,4,8x2", repeated=True),
+    AS_LIST,
+]
+"""As Schedule; one value is that of all layers."""
 Windows = Annotated[
     tuple[int | None, ...],
-    _schedule(int, Size | None, "a whole number from 1 per layer, or null, such as 128x3,null"),
+    _schedule(
+        int, Size | None, "a whole number from 1, or one per layer or null, such as 128x3,null", repeated=True
+    ),
     AS_LIST,
 ]
 SCHEDULES = (

@@ -103,7 +103,9 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("rope_scaling", [1, "llama3", [], SCALING | {"type": "longrope"}, SCALING | {"factor": 0}]),
     ("ffn_width", [-1, 2**31, 48.5, True, "x", None, math.nan, (), (48, -1, 48), (48, 1.0, 48)]),
     ("block_width", [0, -1, 2**31, 48.5, True, "x", math.nan, (), (48, 0, 48)]),
-    ("heads kv_heads head_dim local_window", [8, (2, -1, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
+    ("heads", [8]),
+    ("kv_heads head_dim local_window", [-1, 8.0, True]),
+    ("heads kv_heads head_dim local_window", [(2, -1, 4), [2, True, 4], (2, 4.0, 2), (2, 2**31, 4), "x"]),
     ("classes", [1, 2.0, True, "3", 2**31]),
 ]
 WRONG_VALUES: dict[str, list[Any]] = {}
@@ -154,6 +156,17 @@ def test_a_share_may_have_the_digits_that_an_error_shows():
     with pytest.raises(UserError, match=r"nearest valid: 0\.333333 or 0\.5"):
         llama(heads=(4, 4, 4), rotary_share=0.4)
     assert llama(heads=(4, 4, 4), rotary_share=0.333333).layer_rotary(0) == (4, 10000.0)
+
+
+@pytest.mark.parametrize("given", [2, "2", [2], "2x4"])
+def test_one_value_is_that_of_all_layers(given):
+    """Key/value heads only where there is attention."""
+    values = {"vocab_size": 100, "context_length": 16, "d_model": 32, "ffn_width": 64, "heads": "4x3,0"}
+    config = ModelConfig.from_json(values | {"local_window": given, "head_dim": given})
+    assert config.local_window == config.head_dim == (2,) * 4
+    if given != "2x4":
+        assert ModelConfig.from_json(values | {"kv_heads": given}).kv_heads == (2, 2, 2, 0)
+    assert ModelConfig.from_json(config.to_json()) == config
 
 
 def test_no_positions_in_any_layer():

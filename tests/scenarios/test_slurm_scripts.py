@@ -293,7 +293,9 @@ def test_a_time_limit_must_be_longer_than_the_warning(tmp_path, limit, warning, 
     job = Job(tmp_path, limit)
     assert job.start(75, True, SBATCH_SIGNAL=warning) == (seconds is None)
     if seconds is not None:
-        said = f"error: --time: the time limit of {seconds} s leaves no time ahead of the warning, up to 360 s"
+        said = (
+            f"error: --time: the time limit of {seconds} s leaves no time ahead of the warning, up to 360 s"
+        )
         assert job.code == 2 and job.said.startswith(said) and len(job.said.splitlines()) == 1
 
 
