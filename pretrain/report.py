@@ -235,10 +235,9 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
             f"checkpoints/{trainer.store.path(state.step).name}",
         )
     )
-    commands: dict[str, str] = {}
+    convert = ["convert", str(run.folder), "--out", f"hf/{run.run_name}"]
+    commands = {"convert": shlex.join(["head-schedules", *convert])}
     if session.data.is_text:
-        convert = ["convert", str(run.folder), "--out", f"hf/{run.run_name}"]
-        commands["convert"] = shlex.join(["head-schedules", *convert])
         evaluate = ["evaluate", str(run.folder), "--tasks", "hellaswag,piqa"]
         commands["evaluate"] = shlex.join(["head-schedules", *evaluate])
     if more := continue_command(arguments, 2 * run.steps):
