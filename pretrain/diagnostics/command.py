@@ -113,7 +113,8 @@ def run_diagnostics(arguments: Sequence[str]) -> None:
     differences = run_differences(folders, [run.last["step"] for run in measured])
     notes = list(differences.lines)
     if differences.data and options.data is None:
-        notes.append("each run was measured on its own held-out text; --data DATA measures all on the same")
+        same = "" if differences.tokenizers else "; --data DATA measures all on the same"
+        notes.append(f"each run was measured on its own held-out text{same}")
     if len(groups) > 1 and (depths := describe_depths(groups)):
         notes.append(depths)
     for note in notes:

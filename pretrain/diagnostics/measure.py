@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -72,6 +73,7 @@ def measure_run(
     Raises:
         UserError: no run, no such checkpoint, no data, another tokenizer.
     """
+    name = Path(os.path.realpath(folder)).name  # of ".", and of what a link names
     measured: dict[int, dict[str, Any]] = {}
     replaced: set[str] = set()
     windows: np.ndarray | None = None
@@ -84,15 +86,15 @@ def measure_run(
         step = source.state.step
         last = measured[step] = {"step": step, "tokens": source.state.tokens, **forward, **others}
         # A curve is of one text, and a drift between checkpoints as far apart.
-        replaced |= {name for name in forward if data is not None or "feature_drift" in name}
-        print_lines(f"{folder.name}: step {step:,} measured on {len(windows)} windows")
+        replaced |= {key for key in forward if data is not None or "feature_drift" in key}
+        print_lines(f"{name}: step {step:,} measured on {len(windows)} windows")
     rows: dict[int, dict[str, Any]] = {}
     for row in read_metrics(folder):
-        rows[row["step"]] = {name: value for name, value in row.items() if name not in replaced}
+        rows[row["step"]] = {key: value for key, value in row.items() if key not in replaced}
     for step, found in measured.items():
         rows.setdefault(step, {}).update(found)
     in_order = [rows[step] for step in sorted(rows)]
-    return RunMeasures(folder.name, *split_run_name(folder.name), in_order, last, source.model.num_layers)
+    return RunMeasures(name, *split_run_name(name), in_order, last, source.model.num_layers)
 
 
 def _parse_steps(folder: Path, steps: str) -> Sequence[int | None]:

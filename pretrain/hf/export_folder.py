@@ -7,7 +7,6 @@ import math
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from model.blocks import BLOCKS
 from model.config import ModelConfig
 from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
-from model.schedules import Llama3Scaling
+from model.schedules import Llama3Scaling, YarnScaling
 from model.transformer import Transformer
 from pretrain.config.hf_config_file import Format
 from pretrain.hf import classifier
@@ -28,10 +27,10 @@ from pretrain.hf.comparison import MAX_LENGTH, WINDOWS, compare, our_logits, the
 from pretrain.hf.formats import (
     PADDED,
     choose_format,
-    explain_unsupported,
     fold_divisor,
     folder_config,
     folder_weights,
+    list_padded,
 )
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
@@ -151,22 +150,29 @@ def describe_padding(model: ModelConfig, config: Any, size: int, added: int) -> 
 
 def describe_plain(model: ModelConfig) -> str:
     """The formats that need no remote code and hold the model, and their size; empty: none."""
-    for plain in PADDED:
-        if not explain_unsupported(model, plain):
-            with suppress(UserError):  # no head count divides the width of a Llama
-                whole = padded_model(model, plain).num_parameters()
-                return f"--format {plain} writes a model without remote code, of {whole:,} parameters"
+    for plain in list_padded(model):
+        whole = padded_model(model, plain).num_parameters()
+        return f"--format {plain} writes a model without remote code, of {whole:,} parameters"
     return ""
 
 
 def describe_gguf(model: ModelConfig, chosen: Format) -> str:
-    """What llama.cpp would leave out of a folder of a plain format without a message; empty: nothing."""
+    """What llama.cpp would leave out of a folder of a plain format, or compute otherwise, without a message;
+    empty: nothing."""
     usual = BLOCKS.get(chosen, {}).get("activation", "silu")
+    scaling, layers = model.rope_scaling, model.attention_layers
+    rotated = [model.layer_base(layer) is not None for layer in layers]
     lost = {
         f"the activation {model.activation} (it computes {usual})": model.activation != usual,
-        "the scaling of positions": isinstance(model.rope_scaling, Llama3Scaling)
-        and chosen in ("qwen2", "qwen3"),
-        "attention windows": any(model.layer_window(layer) for layer in model.attention_layers),
+        "the scaling of positions": isinstance(scaling, Llama3Scaling) and chosen in ("qwen2", "qwen3"),
+        "attention windows": any(model.layer_window(layer) for layer in layers),
+        # In its models/smollm3.cpp, gpt2.cpp and llama-context.cpp.
+        "which layers have positions (it leaves out every fourth)": chosen == "smollm3"
+        and rotated != [(layer + 1) % 4 != 0 for layer in layers],
+        "attention_scale none (it divides by sqrt(d_h))": chosen == "gpt2"
+        and model.attention_scale == "none",
+        "YaRN's attention_factor and truncate": isinstance(scaling, YarnScaling)
+        and (scaling.attention_factor is not None or not scaling.truncate),
     }
     return f"llama.cpp ignores {', '.join(name for name in lost if lost[name])}" if any(lost.values()) else ""
 

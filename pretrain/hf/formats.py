@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from statistics import mode
 from typing import Any, Literal
@@ -143,10 +144,9 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
     """
     if wanted != "auto":
         if problems := explain_unsupported(model, wanted):
-            fitting = [name for name in PADDED if not explain_unsupported(model, name)]
             raise UserError(
                 f"format: {wanted!r} cannot hold this model: {', '.join(problems)}; valid: "
-                f"{', '.join([*fitting, 'native'])} or auto"
+                f"{', '.join([*list_padded(model), 'native'])} or auto"
             )
         return wanted
     for plain in FORMATS[1:]:
@@ -155,6 +155,16 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
         if exact and divides and not explain_unsupported(model, plain):
             return plain
     return "native"
+
+
+def list_padded(model: ModelConfig) -> list[Format]:
+    """The formats that hold the model, where need be with padding."""
+    found = []
+    for name in PADDED:
+        with suppress(UserError):  # no head count divides the width of a Llama
+            if not explain_unsupported(model, name) and choose_padding(model, name):
+                found.append(name)
+    return found
 
 
 # ---------------------------------------------------------------------- tensors

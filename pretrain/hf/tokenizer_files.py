@@ -30,16 +30,16 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, context_length: int) -> Non
         UserError: a SentencePiece model whose ids no tokenizer.json can give.
     """
     tokenizer.save(out)
+    more: dict[str, Any] = {"add_bos_token": False}  # llama.cpp would otherwise put one before some texts
     if isinstance(tokenizer, SentencePieceTokenizer):
         backend = byte_fallback_bpe(tokenizer)
         definition = json.loads(backend.to_str())
         end = backend.id_to_token(tokenizer.end_of_document)
-        # What llama.cpp would otherwise add to a text.
-        more = {"unk_token": backend.model.unk_token, "add_bos_token": False, "add_prefix_space": False}
+        more |= {"unk_token": backend.model.unk_token, "add_prefix_space": False}
     else:
         definition = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
         config = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
-        end, more = config["eos_token"], {}
+        end = config["eos_token"]
     definition["post_processor"] = _without_templates(definition.get("post_processor"))
     if not any(len(tokenizer.encode(text)) == 1 for text in tokenizer.special_texts()):
         # transformers makes an added token of each that is named below, and would look for it in texts.

@@ -50,7 +50,7 @@ def write_report(folder: Path, step: int | None, sequences: int, out: Path) -> N
     record = GrowthState.from_state(source.state)
     inputs, labels, starts, text = held_out(source, sequences)
     trend = correlation(range(len(heads)), heads) if len(set(heads)) > 1 else None
-    print_lines(f"model     {folder.name}, step {step:,}: {model.summary()}")
+    print_lines(f"model     {folder.resolve().name}, step {step:,}: {model.summary()}")
     print(f"heads     {sum(heads)}, {sum(heads) / len(heads):.2f} a layer", end="")
     print("" if trend is None else f", correlation with depth {trend:+.2f}", flush=True)
     network = source.load_model().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -45,6 +45,11 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         write_weights(tmp_path, {"layers.1.q": torch.tensor([1e6])}, torch.float16)
 
 
+FOURTH = "which layers have positions (it leaves out every fourth)"
+GPT2 = {"activation": "gelu_tanh", "attention_scale": "none"}
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+
+
 @pytest.mark.parametrize(
     ("chosen", "changes", "expected"),
     [
@@ -55,6 +60,13 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         ("llama", {"rope_scaling": SCALING}, ""),
         ("qwen3", {"rope_scaling": SCALING}, "the scaling of positions"),
         ("qwen3", {"local_window": "8x4"}, "attention windows"),
+        ("smollm3", {"rope_base": "1e4x3,null"}, ""),
+        ("smollm3", {"rope_base": "1e4,null,1e4,null"}, FOURTH),
+        ("smollm3", {}, FOURTH),
+        ("gpt2", GPT2, "attention_scale none (it divides by sqrt(d_h))"),
+        ("llama", {"rope_scaling": YARN}, ""),
+        ("llama", {"rope_scaling": YARN | {"truncate": False}}, "YaRN's attention_factor and truncate"),
+        ("llama", {"rope_scaling": YARN | {"attention_factor": 1.0}}, "YaRN's attention_factor and truncate"),
     ],
 )
 def test_what_llama_cpp_would_leave_out_is_said(chosen, changes, expected):

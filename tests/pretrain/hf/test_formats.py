@@ -128,6 +128,13 @@ def test_the_advice_names_formats_of_the_command_alone():
         choose_format(model, "llama")
 
 
+def test_the_advice_names_no_format_without_a_head_count():
+    sizes = {"vocab_size": 128, "context_length": 16, "d_model": 32, "ffn_width": 48}
+    shape = {"heads": (3, 6), "kv_heads": (1, 2), "head_dim": 8, "logit_softcap": 4.0}
+    with pytest.raises(UserError, match=r"; valid: native or auto$"):
+        choose_format(block("llama", **sizes, **shape), "qwen3")
+
+
 def test_no_head_count_that_fits():
     model = block("llama", **LLAMA, heads=(49,), head_dim=(2,))
     with pytest.raises(UserError, match="divides d_model 48"):
