@@ -173,7 +173,7 @@ def train_to_end(
         world = opened.session.world
         if isinstance(opened, FinishedRun):
             if world.is_main:
-                world.print_rank_zero(*describe_finished(opened.session, arguments))
+                world.print_rank_zero(*describe_finished(opened.session, arguments, opened.notes))
             if run.checkpoint.mirror:  # what its last session did not copy
                 from pretrain.mirror.hook import MirrorHook
 

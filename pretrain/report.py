@@ -186,11 +186,12 @@ def _source(corpus: Corpus) -> str:
     )
 
 
-def describe_finished(session: Session, arguments: list[str]) -> list[str]:
+def describe_finished(session: Session, arguments: list[str], notes: Sequence[str] = ()) -> list[str]:
     """Lines for a run that has all its steps. For rank 0; not collective."""
     step, folder = session.state.step, session.run.folder
     more = continue_command(arguments, 2 * step)
     return [
+        *(log_line("note", note) for note in notes),
         *_curves(session, again=False),
         f"{folder} is already finished at step {step:,}" + (f"; to continue: {more}" if more else ""),
     ]

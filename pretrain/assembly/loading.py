@@ -55,7 +55,9 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     if run.resume == "auto" and (mirror := run.checkpoint.mirror):
         from pretrain.mirror.copies import repair_checkpoint, restore_lost
 
-        fetched = store.world.on_rank_zero(lambda: [] if store.steps() else restore_lost(mirror, run.folder))
+        fetched = store.world.on_rank_zero(
+            lambda: [] if store.steps() else restore_lost(mirror, run.folder, run=run)
+        )
         newest = store.newest_valid(lambda folder: repair_checkpoint(mirror, folder))
     else:
         newest = store.newest_valid()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from model.errors import MachineError
@@ -36,6 +36,8 @@ class FinishedRun(NamedTuple):
     """A run that has all its steps."""
 
     session: Session
+    notes: Sequence[str]
+    """On its newest checkpoint, and settings that have changed."""
 
 
 MakeHook = Callable[[Session], Hook]
@@ -119,7 +121,7 @@ def open_run(
                         f"name: another job has begun {run.folder} meanwhile; the same command continues it"
                     )
         if finished:
-            yield FinishedRun(session)
+            yield FinishedRun(session, loading.notes)
             return
         if world.is_main:
             world.print_rank_zero(

@@ -47,7 +47,7 @@ from pretrain.utils.parsing import format_yaml
 
 DEFAULT_RECIPE = "modern-micro"
 MAX_NAME_BYTES = 200  # file systems take 255; checkpoints and locks add to it
-INITIAL_MODEL = "initial_model.json"
+INITIAL_MODEL, IMPORTED_MODEL = "initial_model.json", "model.json"
 """In a run's folder: the model of what it began with (init_from), which may be gone when it is resumed."""
 NUM_LAYERS = "num_layers"
 """Key of ``architecture`` besides the fields of ModelConfig; changes the depth of a preset."""

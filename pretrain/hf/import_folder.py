@@ -20,6 +20,7 @@ from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.weights_only import write_weights
 from pretrain.config.hf_config_file import MODEL_TYPES, Format
+from pretrain.config.run_config import IMPORTED_MODEL
 from pretrain.config.sources import load_recipe, nest
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
 from pretrain.data.tokenizer import SentencePieceTokenizer, Tokenizer, tokenizer_hash
@@ -100,10 +101,10 @@ def _write_run(
     weights = parameters(model, MODEL_TYPES[network.config.model_type], network.state_dict())
     write_weights(created / "checkpoints" / "step_000000", state, weights, created / "tokenizer")
     write_atomically(created / "latest", "step_000000\n")
-    write_atomically(created / "model.json", json.dumps(model.to_json(), indent=1) + "\n")
+    write_atomically(created / IMPORTED_MODEL, json.dumps(model.to_json(), indent=1) + "\n")
     settings = nest(load_recipe(CONTINUE).values) | {
         "init_from": str(run_folder),  # under another name a run begins with these weights
-        "model": str(run_folder / "model.json"),
+        "model": str(run_folder / IMPORTED_MODEL),
         "name": run_folder.name,
         "runs_dir": str(run_folder.parent),
         "recipe": IMPORTED,

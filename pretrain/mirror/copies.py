@@ -27,18 +27,24 @@ from model.errors import MachineError, UserError, quote
 from pretrain.checkpoint.finder import checkpoint_path, checkpoint_steps
 from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
 from pretrain.config.model_file import split_step
-from pretrain.config.run_config import INITIAL_MODEL, RunConfig
+from pretrain.config.run_config import IMPORTED_MODEL, INITIAL_MODEL, RunConfig
+from pretrain.config.sources import diff_settings, flatten, load_run_config, make_run
 from pretrain.mirror.object_store import Store
 from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
 from pretrain.utils.format import ProgressLine, log_line, print_lines
-from pretrain.utils.parsing import read_json
+from pretrain.utils.parsing import parse_yaml, read_json
 
 RECORD = "mirror.json"
 OF_THE_RUN = (
     *("config.yaml", "ds_config.json", "decisions.json", "metrics.jsonl", "evaluation.jsonl"),
-    INITIAL_MODEL,
+    *(INITIAL_MODEL, IMPORTED_MODEL),
 )
 """Files that describe a run, copied with each checkpoint."""
+OF_A_CURVE = (
+    *("heads", "architecture", "growth", "data", "seed", "global_batch_tokens", "precision"),
+    *("optimizer", "muon", "schedule", "lr_rules", "llr"),
+)
+"""Settings by which a run is told from another one of its name."""
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
 CLOSE_SECONDS = 600.0
@@ -130,6 +136,7 @@ class Mirror:
                     return
                 name = self._waiting[0]
             try:
+                self._check_owner()
                 copied = self._copy(name)
             except Exception as error:  # of any class: of a library for one store or another
                 if not (self.run_folder / "checkpoints" / name).is_dir():
@@ -153,6 +160,13 @@ class Mirror:
             return verify(self.run_folder / "checkpoints" / name)
         except MachineError:  # tried again, like a store that is away
             return None
+
+    def _check_owner(self) -> None:
+        """Raises UserError: the store has a copy of another run of this name."""
+        if not self._safe:
+            store = self._store = self._store or self._open(self.url, self.run_folder.name)
+            if other := _differing_settings(store, self.run_folder / "config.yaml"):
+                raise UserError(f"it holds another run of this name: {other}")
 
     def _copy(self, name: str) -> str | None:
         """Copy a checkpoint; the hash of its manifest."""
@@ -232,28 +246,57 @@ def _write_record(run_folder: Path, url: str, safe: dict[str, str]) -> None:
     write_atomically(run_folder / RECORD, json.dumps(to_dict(Record(url, safe)), indent=1))
 
 
+def _differing_settings(store: Store, run: RunConfig | Path) -> str:
+    """Those by which the run that a store has a copy of is another than *run*, settings or a file of them;
+    empty: it is the same, or there is none, or settings of another version."""
+    text = store.text("config.yaml")
+    if text is None:
+        return ""
+    try:
+        theirs = make_run(flatten(parse_yaml(text, "config.yaml"), "config.yaml"))
+        own = load_run_config(run) if isinstance(run, Path) else run
+    except UserError:
+        return ""
+    return ", ".join(
+        f"{name} {quote(before, 60)}, here {quote(now, 60)}"
+        for name, (before, now) in diff_settings(theirs, own).items()
+        if name.split(".")[0] in OF_A_CURVE
+    )
+
+
 def fetch_initial_model(run: RunConfig, open_store: Callable[[str, str], Store] = Store) -> None:
     """Fetch the description of the model that a lost run began with (``init_from``), if its source is gone
-    too: the run's settings alone then describe no model. Where the store has none nothing happens."""
+    too, as that of an import is with it: the run's settings alone then describe no model. Where the store has
+    none nothing happens."""
     if run.checkpoint.mirror is None or run.init_from is None or checkpoint_steps(run.folder):
         return
-    kept = run.folder / INITIAL_MODEL
+    imported = Path(run.model) == run.folder / IMPORTED_MODEL
+    kept = run.folder / (IMPORTED_MODEL if imported else INITIAL_MODEL)
     if not kept.exists() and not Path(split_step(run.init_from)[0]).is_dir():
         with suppress(Exception):  # of any class; what is missing is then reported where it is needed
-            text = open_store(run.checkpoint.mirror, run.folder.name).text(INITIAL_MODEL)
+            text = open_store(run.checkpoint.mirror, run.folder.name).text(kept.name)
             if text is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(kept, text)
 
 
-def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], Store] = Store) -> list[str]:
+def restore_lost(
+    url: str,
+    run_folder: Path,
+    open_store: Callable[[str, str], Store] = Store,
+    run: RunConfig | None = None,
+) -> list[str]:
     """Fetch the newest whole checkpoint of a run whose folder holds none.
+
+    Args:
+        run: its settings; None does not compare them with those of the copy.
 
     Returns:
         Lines about what was fetched and passed over; none if the store has nothing of this run.
 
     Raises:
-        UserError: the store cannot be read, or it has checkpoints of the run and none is whole.
+        UserError: the store cannot be read, it has another run of this name, or checkpoints of the run and
+            none is whole.
     """
     notes: list[str] = []
     try:
@@ -261,6 +304,11 @@ def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], St
         latest = (store.text("latest") or "").strip()
         if not latest:
             return []
+        if run is not None and (other := _differing_settings(store, run)):
+            raise UserError(
+                f"checkpoint.mirror: {url}/{run_folder.name} is another run ({other}); give its settings to "
+                "continue it, or another --name"
+            )
         # Those beyond belong to a curve that the run has left.
         names = [name for name in store.checkpoints() if int(name[5:]) <= int(latest[5:] or -1)]
         for name in reversed(names):
@@ -271,6 +319,8 @@ def restore_lost(url: str, run_folder: Path, open_store: Callable[[str, str], St
                 _write_record(run_folder, url, {name: _identity(run_folder, name) or ""})
                 return [*notes, f"{name} was fetched from {url}: the run's folder held no checkpoint"]
             notes.append(f"{name} in {url} is not whole ({problem})")
+    except UserError:
+        raise
     except Exception as error:
         reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
         raise UserError(

@@ -17,7 +17,7 @@ from pretrain.config.sources import make_run
 from pretrain.study.file import LevelFile, StudyFile
 from pretrain.study.formulas import Contrast
 from pretrain.study.settings import Settings, read_settings
-from pretrain.study.tuning import Tuned
+from pretrain.study.tuning import PILOT, Tuned
 
 STUDY_FILE = "study.yaml"
 Element = tuple[str, int]
@@ -117,11 +117,15 @@ class PlannedRun:
 
     @cached_property
     def run(self) -> RunConfig:
-        """What is trained; UserError as for Variant.run."""
-        seed = self.seed + self.definition.options.seed_shift
-        return dataclasses.replace(
-            self.definition.run, seed=seed, name=self.name, runs_dir=str(self.runs_dir)
-        )
+        """What is trained; UserError as for Variant.run. Its mirror has a folder for each study."""
+        run, seed = self.definition.run, self.seed + self.definition.options.seed_shift
+        checkpoint = run.checkpoint
+        if checkpoint.mirror is not None:
+            folder, pilots = self.runs_dir, self.runs_dir.name == PILOT
+            place = f"{folder.parent.name}/{PILOT}" if pilots else folder.name
+            checkpoint = dataclasses.replace(checkpoint, mirror=f"{checkpoint.mirror.rstrip('/')}/{place}")
+        runs_dir = str(self.runs_dir)
+        return dataclasses.replace(run, seed=seed, name=self.name, runs_dir=runs_dir, checkpoint=checkpoint)
 
     @property
     def variant(self) -> str:

@@ -204,7 +204,8 @@ def test_a_finished_run_without_a_picture_gets_one(tmp_path):
         state=SimpleNamespace(step=1), run=SimpleNamespace(folder=tmp_path), finished=True, hooks=[]
     )
     picture = tmp_path / "plots" / "training.png"
-    assert "is already finished at step 1" in report.describe_finished(session, [])[-1]
+    lines = report.describe_finished(session, [], ["step_000001 was fetched"])
+    assert "is already finished at step 1" in lines[-1] and lines[0].endswith("step_000001 was fetched")
     drawn = picture.stat().st_mtime_ns
     report.describe_finished(session, [])
     assert picture.stat().st_mtime_ns == drawn

@@ -5,6 +5,7 @@ import random
 import shutil
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from model.presets import preset
 from pretrain.checkpoint.manifest import MANIFEST, verify, write_manifest
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import INITIAL_MODEL, RunConfig
-from pretrain.config.sections import CheckpointConfig
+from pretrain.config.sections import CheckpointConfig, OptimizerConfig
 from pretrain.mirror import hook as hook_module
 from pretrain.mirror.copies import RECORD, Mirror, fetch_initial_model, restore_lost
 from pretrain.mirror.hook import MirrorHook
@@ -272,6 +273,43 @@ def test_a_lost_run_knows_the_model_that_it_began_with(run, url, tmp_path):
     assert lost.build_model_config() == model
     restore_lost(url, run)
     assert verify(run / "checkpoints/step_000003") is None and (run / INITIAL_MODEL).exists()
+
+
+def test_an_import_knows_its_model_again(run, url):
+    """Its settings name a file in its own folder."""
+    model = preset("prism-nano")
+    (run / "model.json").write_text(json.dumps(model.to_json()))
+    copied(run, url, 0)
+    shutil.rmtree(run)
+    given = {"model": str(run / "model.json"), "init_from": str(run), "name": "one"}
+    lost = RunConfig(**given, runs_dir=str(run.parent), checkpoint=CheckpointConfig(mirror=url))
+    fetch_initial_model(lost)
+    assert lost.build_model_config() == model
+
+
+def test_another_run_of_the_name_is_neither_fetched_nor_replaced(run, url, tmp_path):
+    """Runs of one name may lie in different folders."""
+    write_checkpoint(run, 3)
+    own = RunConfig(
+        steps=3, name="one", runs_dir=str(run.parent), optimizer=OptimizerConfig(learning_rate=0.1)
+    )
+    (run / "config.yaml").write_text(own.to_yaml())
+    assert Mirror(url, run, print, SOON).close() is None
+    before = contents(tmp_path / "mirror")
+    longer = replace(own, runs_dir="elsewhere", steps=9, threads=7)
+    other = replace(own, seed=2, optimizer=OptimizerConfig(learning_rate=0.2))
+    elsewhere = tmp_path / "elsewhere" / "one"
+    assert "was fetched" in restore_lost(url, elsewhere, run=longer)[0]
+    shutil.rmtree(elsewhere)
+    differing = r"is another run \(seed 1, here 2, optimizer.learning_rate 0.1, here 0.2\); give its settings"
+    with pytest.raises(UserError, match=differing):
+        restore_lost(url, elsewhere, run=other)
+    write_checkpoint(elsewhere, 5)
+    (elsewhere / "config.yaml").write_text(other.to_yaml())
+    said = []
+    assert "step_000005 not copied" in Mirror(url, elsewhere, said.append, SOON).close()
+    assert "it holds another run of this name: seed 1, here 2" in said[0] and len(said) == 1
+    assert contents(tmp_path / "mirror") == before
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,18 @@ def test_recipe_settings_and_variant_are_laid_over_one_another():
     assert run.recipe == "micro" and str(run.folder) == "runs/s/prism-s4"
 
 
+def test_every_study_has_its_folder_in_the_mirror():
+    """Runs of two studies have the same names, and so have pilots."""
+    variants = {"uniform": {"heads": "4x4", "tune": {"optimizer.learning_rate": [1e-3, 2e-3]}}}
+    settings = {"checkpoint": {"mirror": "s3://bucket/runs/"}}
+    text = changed(settings=settings, pilot_seeds=[5, 6], variants=variants)
+    made = study(text)
+    assert {planned.run.checkpoint.mirror for planned in made.runs} == {"s3://bucket/runs/s"}
+    pilots = {planned.run.checkpoint.mirror for planned in build_pilot(made).runs}
+    assert pilots == {"s3://bucket/runs/s/pilot"}
+    assert study().runs[0].run.checkpoint.mirror is None
+
+
 def test_a_seed_is_complete_before_the_next():
     assert [planned.name for planned in study().runs] == ["uniform-s4", "prism-s4", "uniform-s7", "prism-s7"]
     assert [planned.run.seed for planned in study().runs] == [4, 4, 7, 7]
