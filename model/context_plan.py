@@ -27,9 +27,17 @@ def zigzag(index: int, ranks: int, length: int) -> list[Span]:
 
 
 def check_context_parallel(
-    config: ModelConfig, context_parallel: int, tensor_parallel: int = 1, *, sequence_parallel: bool = False
+    config: ModelConfig,
+    context_parallel: int,
+    tensor_parallel: int = 1,
+    *,
+    sequence_parallel: bool = False,
+    world_size: int = 0,
 ) -> None:
     """Reject a degree c that the model cannot be trained with.
+
+    Args:
+        world_size: the number of ranks, which t times those named divides too; 0 is not known.
 
     Raises:
         UserError: context_length is not a multiple of 2c (with sequence parallelism, of 2c and c t); or the
@@ -49,7 +57,8 @@ def check_context_parallel(
     multiple = position_multiple(context_parallel, parts)
     if length % multiple:
         lower = length // multiple * multiple
-        degrees = [c for c in divisors(length) if c == 1 or length % position_multiple(c, parts) == 0]
+        possible = divisors(math.gcd(length, world_size // tensor_parallel))
+        degrees = [c for c in possible if c == 1 or length % position_multiple(c, parts) == 0]
         lengths = f"{lower} or {lower + multiple}" if lower else str(multiple)
         raise UserError(
             f"context_parallel: context_length {length} is not a multiple of {multiple}, which "

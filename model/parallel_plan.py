@@ -74,9 +74,12 @@ def _offer_ranks(world_size: int) -> str:
 
 
 def check_tensor_parallel(
-    config: ModelConfig, tensor_parallel: int, *, sequence_parallel: bool = False
+    config: ModelConfig, tensor_parallel: int, *, sequence_parallel: bool = False, world_size: int = 0
 ) -> None:
     """Reject a degree t that does not divide a width of the model, naming the nearest that divide all.
+
+    Args:
+        world_size: the number of ranks, which those named divide too; 0 is not known.
 
     Raises:
         UserError: t divides not every layer's attention width A_l, key/value width and ffn_width; or, with
@@ -98,7 +101,7 @@ def check_tensor_parallel(
         widths.append(("context_length (sequence_parallel)", config.context_length))
     for name, width in widths:
         if width % tensor_parallel:
-            common_divisor = math.gcd(*(width for _, width in widths))
+            common_divisor = math.gcd(world_size, *(width for _, width in widths))
             multiple = _allocation_multiple(config.ffn_widths, tensor_parallel)
             allocated = f"; an allocation by name takes multiple={multiple}" if "ffn_width (" in name else ""
             raise UserError(

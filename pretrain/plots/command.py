@@ -133,10 +133,14 @@ def run_plots(arguments: list[str]) -> None:
     parser = CommandParser(prog="head-schedules plot", description="Draw the curves of runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument(
-        "--out", type=Path, help="PNG to write (default: plots/training.png of the first run)"
+        "--out",
+        type=Path,
+        help="PNG to write (default: plots/training.png of the run, of several plots/comparison.png of the "
+        "first)",
     )
     parsed = parser.parse_args(arguments)
-    out = parsed.out or parsed.runs[0] / "plots" / "training.png"
+    name = "training.png" if len(parsed.runs) == 1 else "comparison.png"
+    out = parsed.out or parsed.runs[0] / "plots" / name
     print(log_line("wrote", draw_runs(parsed.runs, out)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from model.errors import UserError
@@ -54,11 +55,13 @@ def run_differences(folders: Sequence[Path], steps: Sequence[int] | None = None)
         for index, folder in enumerate(folders)
     ]
     runs_with_state = [run for run in runs if run.state is not None]
-    tokenizers, data = _tokenizers(runs_with_state), _describe_spread("data", runs_with_state, _data)
+    names: dict[str, str] = {}
+    tokenizers = _tokenizers(runs_with_state)
+    data = _describe_spread("data", runs_with_state, partial(_data, names))
     lines = [
         *tokenizers,
         *data,
-        *_describe_spread("validation windows", runs_with_state, _windows),
+        *_describe_spread("validation windows", runs_with_state, partial(_windows, names)),
         *_describe_spread("document masks", runs_with_state, _mask),
         *_describe_spread("steps", runs, lambda run: None if run.step is None else f"{run.step:,}"),
     ]
@@ -109,16 +112,17 @@ def _find_newest(folder: Path) -> Path:
     return checkpoint_path(folder, checkpoint_steps(folder)[-1])
 
 
-def _data(run: _ComparedRun) -> str | None:
-    return _corpora(run, run.state.run.get("data"), "data") if run.state else None
+def _data(names: dict[str, str], run: _ComparedRun) -> str | None:
+    return _corpora(names, run, run.state.run.get("data"), "data") if run.state else None
 
 
-def _windows(run: _ComparedRun) -> str | None:
+def _windows(names: dict[str, str], run: _ComparedRun) -> str | None:
     if run.state is None or not run.state.run:
         return None
     settings = run.state.run.get("validation", {})
     separate_data = settings.get("data") is not None
     corpora = _corpora(
+        names,
         run,
         settings["data"] if separate_data else run.state.run.get("data"),
         "validation" if separate_data else "data",
@@ -128,16 +132,20 @@ def _windows(run: _ComparedRun) -> str | None:
     return f"{settings.get('sequences')} of {run.state.model.get('context_length')} tokens of {corpora}"
 
 
-def _corpora(run: _ComparedRun, spec: str | None, key: str) -> str | None:
-    """Names of corpora with their shares, and the beginning of their content hashes."""
+def _corpora(names: dict[str, str], run: _ComparedRun, spec: str | None, key: str) -> str | None:
+    """Corpora with their shares, and the beginning of their content hashes.
+
+    Args:
+        names: by content, what it was called first: another folder may hold the same text. Added to.
+    """
     contents = getattr(run.state.data, key) if run.state else None
     if not contents or spec is None:
         return None  # an imported model does not know its data
-    names = ["builtin"] if spec == "builtin" else [Path(folder).name for folder, _ in parse_blend(spec)]
+    given = ["builtin"] if spec == "builtin" else [Path(folder).name for folder, _ in parse_blend(spec)]
     shares = [f" x {share}" if len(contents) > 1 else "" for _, share in contents]
     return ", ".join(
-        f"{name}{share} {content[:8]}"
-        for name, share, (content, _) in zip(names, shares, contents, strict=False)
+        f"{names.setdefault(content, name)}{share} {content[:8]}"
+        for name, share, (content, _) in zip(given, shares, contents, strict=False)
     )
 
 

@@ -166,8 +166,9 @@ def decide(
         UserError: something does not divide, does not fit, or contradicts something else.
     """
     t, stage = run.tensor_parallel, ds_config["zero_optimization"]["stage"]
-    check_tensor_parallel(model, t, sequence_parallel=run.sequence_parallel)
-    check_context_parallel(model, run.context_parallel, t, sequence_parallel=run.sequence_parallel)
+    known: dict[str, Any] = {"sequence_parallel": run.sequence_parallel, "world_size": facts.ranks}
+    check_tensor_parallel(model, t, **known)
+    check_context_parallel(model, run.context_parallel, t, **known)
     check_against_run(ds_config, run)
     largest = run.largest_model_config(model)
     dtype = _dtype(run, ds_config, facts)

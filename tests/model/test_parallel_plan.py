@@ -88,6 +88,14 @@ def test_context_ranks_of_sequence_parallel_ones():
             check_context_parallel(config, 5, 4, sequence_parallel=sequence_parallel)
 
 
+def test_the_degrees_that_are_named_share_the_ranks():
+    config = block("llama", vocab_size=9, context_length=24, d_model=24, ffn_width=48, heads=(4, 4))
+    with pytest.raises(UserError, match="nearest valid: 4 or 8$"):
+        check_tensor_parallel(config, 5, world_size=40)
+    with pytest.raises(UserError, match="nearest valid context_parallel: 4$"):
+        check_context_parallel(config, 5, 4, world_size=16)
+
+
 def test_micro_batches_that_cannot_be_split_are_refused():
     config = block("llama", vocab_size=9, context_length=9, d_model=96, ffn_width=48, heads=(1, 3, 2))
     check_split(config, 6, 6)

@@ -44,7 +44,7 @@ def test_draws_one_picture_of_several_runs(tmp_path, capsys):
     for name in ("a", "b"):
         write_run(tmp_path / name, 6)
     main([str(tmp_path / "a"), str(tmp_path / "b")])
-    picture = tmp_path / "a/plots/training.png"
+    picture = tmp_path / "a/plots/comparison.png"  # the run has its own
     assert capsys.readouterr().out == f"wrote    {picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -129,6 +129,7 @@ A, B = "a aaaaaaaa", "b bbbbbbbb"  # corpora, as they are named
     [
         (6, {}, []),
         (6, {"run_seed": 2}, []),
+        (6, {"run_data": "corpora/copy"}, []),
         (4, {}, ["steps differ: 6 (a); 4 (b)"]),
         (
             6,
