@@ -44,7 +44,7 @@ OF_A_CURVE = (
     *("heads", "architecture", "growth", "data", "seed", "global_batch_tokens", "precision"),
     *("optimizer", "muon", "schedule", "lr_rules", "llr"),
 )
-"""Settings by which a run is told from another one of its name."""
+"""Settings that distinguish a run from another one of its name."""
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
 CLOSE_SECONDS = 600.0
