@@ -4,8 +4,9 @@ SIGUSR1 (a batch system's warning ahead of the end), SIGTERM (preemption), SIGIN
 closed terminal) only record a request. The ranks vote at the end of every step and validation batch; once one
 of them has a request, all save and end together. A separate thread receives signals, so that one is noticed
 even while the main thread compiles or waits in a collective. The other threads block them, and with them the
-programs that they start: a compiler must not die of a request that its rank answers by saving. Nothing heavy
-is imported here: a program listens before it does anything else.
+programs that they start: a compiler must not die of a request that its rank answers by saving. Not SIGTERM,
+with which a program may be ended by the one that started it. Nothing heavy is imported here: a program
+listens before it does anything else.
 """
 
 from __future__ import annotations
@@ -168,9 +169,9 @@ class StopListener:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._previous_mask)
 
     def _block(self) -> None:
-        """Block the signals in the calling thread, the threads and the processes that it will start."""
+        """Block them in the calling thread, the threads and the processes that it will start."""
         if self._receives:
-            signal.pthread_sigmask(signal.SIG_BLOCK, self._heard)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {*self._heard} - {signal.SIGTERM})
 
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
         # The thread counts repeated signals: this may run long after the signal, when a library returns.

@@ -90,9 +90,9 @@ def test_context_ranks_of_sequence_parallel_ones():
 
 def test_the_degrees_that_are_named_share_the_ranks():
     config = block("llama", vocab_size=9, context_length=24, d_model=24, ffn_width=48, heads=(4, 4))
-    with pytest.raises(UserError, match="nearest valid: 4 or 8$"):
+    with pytest.raises(UserError, match=r"nearest valid: 4 or 8$"):
         check_tensor_parallel(config, 5, world_size=40)
-    with pytest.raises(UserError, match="nearest valid context_parallel: 4$"):
+    with pytest.raises(UserError, match=r"nearest valid context_parallel: 4$"):
         check_context_parallel(config, 5, 4, world_size=16)
 
 

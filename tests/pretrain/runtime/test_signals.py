@@ -76,7 +76,7 @@ def test_a_signal_only_leaves_a_note(number, code):
         assert program.end() == (0, f"{number.name} {code}\n")
 
 
-@pytest.mark.parametrize("number", HEARD)
+@pytest.mark.parametrize("number", [n for n in HEARD if n != signal.SIGTERM])
 def test_a_compiler_survives_what_asks_its_rank_to_stop(number):
     """The terminal sends Ctrl-C to every process of a run, SLURM its warning."""
     body = """
@@ -91,6 +91,18 @@ def test_a_compiler_survives_what_asks_its_rank_to_stop(number):
     """
     with Program(body.replace("NUMBER", str(int(number)))) as program:
         assert program.end() == (0, "compiled\n0 None\n")
+
+
+def test_a_program_that_was_started_can_be_ended():
+    body = """
+    import subprocess
+    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+    time.sleep(0.3)
+    child.terminate()
+    print(child.wait(), listener.reason)
+    """
+    with Program(body) as program:
+        assert program.end() == (0, "-15 None\n")
 
 
 def test_a_worker_of_a_pool_ends_when_its_parent_asks_it_to():
