@@ -142,6 +142,11 @@ class TextFiles(PlainFiles):
             reasons = set()
             with self._damage_to(path):
                 reasons = {reason for _, reason in itertools.islice(records, _RECORDS_LOOKED_AT)}
+            if reasons == {"invalid_json"} and not self.skip_damaged:
+                raise UserError(
+                    f"text: {str(path)!r} does not begin with JSON; give an object per line, or an array of "
+                    "objects; --format text takes a file as one text"
+                )
             if reasons == {"missing_column"}:
                 fields = ", ".join(" ".join(name.split())[:60] for name in readers.field_names(path, format))
                 raise UserError(

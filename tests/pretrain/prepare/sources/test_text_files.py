@@ -230,7 +230,7 @@ def test_empty_files_are_counted_and_refused_alone(tmp_path, name, data):
         ("a.csv", b"text,id,text\nx,1,y\n", r"a\.csv' has 2 columns 'text'"),
         ("a.json", b"[" * 100_000, r"a\.json' is nested deeper than Python reads .*900 levels.* JSON Lines"),
         ("a.json", b'[{"body": 1}]', r"a\.json' have no 'text'; valid: --column with"),
-        ("a.json", b'{\n "text": "a"\n}\n', r"no usable document in 'text' \(3 invalid_json\)"),
+        ("a.json", b'{\n "text": "one"\n}\n', r"a\.json' does not begin with JSON; give an object per line"),
         ("a.json", b'["a", "b"', r"a\.json' is truncated or damaged \(Expecting"),
         ("a.json", b'["a", {"text": bad}]', r"a\.json' is truncated or damaged \(Expecting"),
         ("a.csv", b'text\n"a\nb\n', r"a\.csv' is truncated or damaged \(line 3: unexpected end of data\)"),
