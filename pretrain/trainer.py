@@ -70,6 +70,7 @@ class Trainer:
         self._data_checked = self._stopping = False
         self._saved_step = self.state.step  # the newest, finished
         self._may_prune = True  # once the checkpoint that is under way is finished
+        self._earlier_graphs = count_compiled_graphs() if session.decisions.compile.value else 0
         self.graphs = 0
         """Graphs that torch.compile has made so far, as last printed."""
         self.data_share = 0.0
@@ -252,9 +253,11 @@ class Trainer:
         self.log.add(
             state.step, losses, guard.norm if guard.reason else self.engine.get_global_grad_norm(), row
         )
-        if self.session.decisions.compile.value and (graphs := count_compiled_graphs()) != self.graphs:
-            self.metrics.message(log_line("compile", f"step {state.step:,}: {graphs} graphs so far"))
-            self.graphs = graphs
+        if self.session.decisions.compile.value:
+            graphs = count_compiled_graphs() - self._earlier_graphs
+            if graphs != self.graphs:
+                self.metrics.message(log_line("compile", f"step {state.step:,}: {graphs} graphs so far"))
+                self.graphs = graphs
         if guard.reason:
             self.metrics.message(log_line("spike", f"step {state.step:,}: update skipped; {guard.reason}"))
 

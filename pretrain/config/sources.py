@@ -177,6 +177,8 @@ class Recipe:
         values = dict(self.values)
         if self.is_default and chosen.get("model") not in (None, *preset_names()):
             values = {name: value for name, value in values.items() if not name.startswith("architecture.")}
+        if self.is_default and chosen.get("task") == "classification":
+            values.pop("architecture.z_loss", None)  # of language models
         return values | chosen
 
 

@@ -64,7 +64,7 @@ REPLACED = {
     "torch._dynamo.config": ("recompile_limit",),
     "torch._functorch.config": ("ban_recompute_materialized_backward",),
     "deepspeed.accelerator.cuda_accelerator": ("pynvml",),
-    "deepspeed.comm.comm": ("cdb",),
+    "deepspeed.comm.comm": ("cdb", "comms_logger"),
     "deepspeed.ops": ("__compatible_ops__",),
     "deepspeed.runtime.zero.utils": ("ZERO_SUPPORTED_OPTIMIZERS",),
     "deepspeed.utils.groups": (),  # all of its variables
@@ -85,6 +85,8 @@ def preserve_libraries() -> Iterator[None]:
         for module, names in ((sys.modules[name], names) for name, names in REPLACED.items())
         for name in names or [name for name, value in vars(module).items() if _is_variable(name, value)]
     ]
+    comm: Any = sys.modules["deepspeed.comm.comm"]
+    comm.comms_logger = type(comm.comms_logger)()  # an earlier session's would stay on
     try:
         yield
     finally:

@@ -228,7 +228,8 @@ def _compile(
     if saved.decided is not None and same_device and not (saved.decided.compile and facts.missing_compiler):
         return Decision(saved.decided.compile, AS_BEGUN)
     if facts.missing_compiler:
-        return Decision(False, facts.missing_compiler)
+        before = saved.decided.compile if saved.decided is not None and same_device else None
+        return Decision(False, facts.missing_compiler, before)
     if facts.device == "cuda":
         return Decision(True, f"ZeRO stage {stage} on a GPU")
     flops = run.steps * run.global_batch_tokens * model.flops_per_token() / facts.ranks
@@ -267,8 +268,10 @@ def _attention(
     if run.attention != "auto":
         return Decision(run.attention, AS_SET)
     if saved.decided is not None:
-        kept = saved.decided.attention == "blocks" and facts.device == "cpu" and not run.document_mask
-        return Decision("blocks" if kept else "torch", AS_BEGUN)
+        before = saved.decided.attention
+        if before == "blocks" and (facts.device != "cpu" or run.document_mask):
+            return Decision("torch", AS_BEGUN, before)
+        return Decision(before, AS_BEGUN)
     if run.document_mask:
         return Decision("torch", "blocks know no document masks")
     if facts.device == "cpu" and bf16 and context_length <= BLOCKS_CONTEXT:

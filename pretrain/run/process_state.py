@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -42,11 +43,12 @@ def claim_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_environment() -> Iterator[None]:
-    """Put the environment's variables back at the end of the block."""
-    before = dict(os.environ)
+    """Put the environment's variables, and the folder of temporary files, back at the end of the block."""
+    before, folder = dict(os.environ), tempfile.tempdir
     try:
         yield
     finally:
+        tempfile.tempdir = folder
         for name in {*before, *os.environ}:
             if name not in before:
                 del os.environ[name]
@@ -81,8 +83,8 @@ def preserve_torch() -> Iterator[None]:
     """Put torch's global settings and generators back at the end of the block, and destroy the process groups
     that were made in it; a group that was there before stays.
 
-    Inside, torch computes as in a new process: it records gradients, casts nothing automatically, and makes
-    float32 tensors on the CPU, whatever the caller has set in this thread.
+    Inside, torch computes as in a new process: it records gradients, casts nothing automatically, makes
+    float32 tensors on the CPU and multiplies them as such, whatever the caller has set in this thread.
     """
     import torch
 
@@ -90,6 +92,7 @@ def preserve_torch() -> Iterator[None]:
     settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
         (torch.get_num_threads, torch.set_num_threads),
         (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     ]
@@ -109,7 +112,8 @@ def preserve_torch() -> Iterator[None]:
                 inside.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             inside.enter_context(torch.device("cpu"))
-        torch.set_default_dtype(torch.float32)
+        new = [(torch.float32, 1), ("highest", 2), (0, 3)]  # of a new process; see settings
+        _write([settings[at] for _, at in new], [value for value, _ in new])
         yield
 
 

@@ -4,7 +4,6 @@ used, and the folders of compiled code, from which only what this user has writt
 
 from __future__ import annotations
 
-import functools
 import getpass
 import importlib.util
 import os
@@ -134,12 +133,15 @@ def private_cache(default: str, name: str) -> tuple[str, str | None]:
     return folder, f"compiled code is kept in {folder}, not in {quote(default)}: {problem.split(';')[0]}"
 
 
-@functools.cache
+_notes: dict[str, str] = {}
+"""By a temporary folder that this process was given: why."""
+
+
 def keep_compiled_code_private() -> str | None:
     """Make sure that what torch.compile loads was written by this user. Before torch._dynamo is imported.
 
     torch keeps some of it below the temporary folder even where TORCHINDUCTOR_CACHE_DIR is set. Where others
-    can write to its folder there, this process gets another temporary folder. Only the first call does so.
+    can write to its folder there, this process gets another temporary folder.
 
     Returns:
         A sentence about that, or None.
@@ -147,6 +149,8 @@ def keep_compiled_code_private() -> str | None:
     Raises:
         UserError: see private_cache.
     """
+    if (note := _notes.get(tempfile.gettempdir())) is not None:
+        return note
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -155,6 +159,7 @@ def keep_compiled_code_private() -> str | None:
     folder, note = private_cache(str(Path(tempfile.gettempdir(), name)), name)
     if note is not None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(Path(folder).parent)
+        _notes[tempfile.tempdir] = note
     return note
 
 

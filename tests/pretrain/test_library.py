@@ -36,6 +36,11 @@ def test_a_recipe_is_that_of_the_command_with_the_same_flags():
     assert modern.build_model_config().qk_norm == "weighted" and modern.build_model_config().z_loss == 0.5
 
 
+def test_a_classifier_needs_no_other_setting():
+    assert "z_loss" not in recipe(task="classification").architecture
+    assert recipe().architecture["z_loss"] == 1e-4
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -87,7 +87,10 @@ def test_threads_that_were_asked_for_are_not_those_of_the_checkpoint(setting: st
 def test_a_missing_compiler_is_the_reason() -> None:
     bare = dataclasses.replace(CPU, missing_compiler="no compiler here")
     assert decided(bare, 2, steps=LONG).compile == Decision(False, "no compiler here")
-    assert decided(bare, 2, saved(CPU, compile=True)).compile == Decision(False, "no compiler here")
+    # The next session compiles again.
+    assert decided(bare, 2, saved(CPU, compile=True)).compile == Decision(False, "no compiler here", True)
+    elsewhere = decided(GPU, 2, saved(CPU, attention="blocks")).attention
+    assert elsewhere == Decision("torch", AS_BEGUN, "blocks")
     assert decided(bare, 2, saved(CPU)).compile == Decision(False, AS_BEGUN)
     assert decided(CPU, 2, model="prism-micro", steps=1).compile.reason.endswith("too few to gain by it")
 

@@ -95,16 +95,16 @@ def test_the_folder_is_the_one_that_torch_takes(monkeypatch, tmp_path, user):
     spec = importlib.util.spec_from_file_location("names", package / "_inductor/runtime/cache_dir_utils.py")
     names = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(names)
-    keep = keep_compiled_code_private.__wrapped__  # which would answer once
     monkeypatch.setattr(getpass, "getuser", lambda: user)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
-    assert keep() is None
+    assert keep_compiled_code_private() is None
     made = Path(names.default_cache_dir())
     assert made.parent == tmp_path and made.is_dir()
     made.chmod(0o777)
-    assert "others can write to it" in str(keep())
+    said = keep_compiled_code_private()
+    assert "others can write to it" in str(said) and keep_compiled_code_private() == said
     assert names.default_cache_dir() == f"{tmp_path}/mine/head_schedules/{made.name}"
     assert os.environ["TMPDIR"] == f"{tmp_path}/mine/head_schedules"
     assert private_folder_problem(names.default_cache_dir()) is None
