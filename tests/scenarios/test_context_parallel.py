@@ -191,7 +191,7 @@ REFUSED = [
         2,
         "--context_parallel 2 --architecture.context_length 62 --global_batch_tokens 496",
         "context_length 62 is not a multiple of 4, which 2 ranks need for chunks of equal length; nearest "
-        "valid context_length: 60 or 64; nearest valid context_parallel: 1 or 31",
+        "valid context_length: 60 or 64; nearest valid context_parallel: 1",
     ),
 ]
 

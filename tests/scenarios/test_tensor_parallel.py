@@ -134,7 +134,7 @@ REFUSED = [
     (
         4,
         "--tensor_parallel 4 --architecture.ffn_width 126",
-        "4 does not divide ffn_width 126; nearest valid: 3",
+        "4 does not divide ffn_width 126; nearest valid: 2",
     ),
     (2, ODD, "micro_batch must be a multiple of 2 (nearest: 2), or context_length one of 4"),
 ]
