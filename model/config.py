@@ -140,9 +140,9 @@ class ModelConfig:
                     object.__setattr__(self, name, allocation.widths(self.num_layers))
         for name in ("kv_heads", "head_dim", "local_window"):
             if (value := getattr(self, name)) is not None and len(value) == 1:
-                none = 0 if name == "kv_heads" else value[0]  # in a layer without attention
-                each = (value[0] if heads else none for heads in self.heads)
-                object.__setattr__(self, name, tuple(each))
+                # There are no key/value heads in a layer without attention.
+                each = tuple(value[0] if heads or name != "kv_heads" else 0 for heads in self.heads)
+                object.__setattr__(self, name, each)
         check_model(self)
         for name in ("ffn_width", "block_width", "rope_base", "rotary_share"):
             value = getattr(self, name)

@@ -30,7 +30,7 @@ from pretrain.hf.formats import (
     fold_divisor,
     folder_config,
     folder_weights,
-    list_padded,
+    list_plain_formats,
 )
 from pretrain.hf.model_card import model_card
 from pretrain.hf.new_folder import list_files, new_folder
@@ -150,7 +150,7 @@ def describe_padding(model: ModelConfig, config: Any, size: int, added: int) -> 
 
 def describe_plain(model: ModelConfig) -> str:
     """The formats that need no remote code and hold the model, and their size; empty: none."""
-    for plain in list_padded(model):
+    for plain in list_plain_formats(model):
         whole = padded_model(model, plain).num_parameters()
         return f"--format {plain} writes a model without remote code, of {whole:,} parameters"
     return ""

@@ -146,7 +146,7 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
         if problems := explain_unsupported(model, wanted):
             raise UserError(
                 f"format: {wanted!r} cannot hold this model: {', '.join(problems)}; valid: "
-                f"{', '.join([*list_padded(model), 'native'])} or auto"
+                f"{', '.join([*list_plain_formats(model), 'native'])} or auto"
             )
         return wanted
     for plain in FORMATS[1:]:
@@ -157,12 +157,13 @@ def choose_format(model: ModelConfig, wanted: Format | Literal["auto"]) -> Forma
     return "native"
 
 
-def list_padded(model: ModelConfig) -> list[Format]:
+def list_plain_formats(model: ModelConfig) -> list[Format]:
     """The formats that hold the model, where need be with padding."""
     found = []
     for name in PADDED:
-        with suppress(UserError):  # no head count divides the width of a Llama
-            if not explain_unsupported(model, name) and choose_padding(model, name):
+        if not explain_unsupported(model, name):
+            with suppress(UserError):  # no head count divides the width of a Llama
+                choose_padding(model, name)
                 found.append(name)
     return found
 

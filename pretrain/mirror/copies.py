@@ -161,17 +161,21 @@ class Mirror:
         except MachineError:  # tried again, like a store that is away
             return None
 
+    def _open_once(self) -> Store:
+        self._store = self._store or self._open(self.url, self.run_folder.name)
+        return self._store
+
     def _check_owner(self) -> None:
         """Raises UserError: the store has a copy of another run of this name."""
-        if not self._safe:
-            store = self._store = self._store or self._open(self.url, self.run_folder.name)
-            if other := _differing_settings(store, self.run_folder / "config.yaml"):
-                raise UserError(f"it holds another run of this name: {other}")
+        if self._safe:
+            return
+        if other := _differing_settings(self._open_once(), self.run_folder / "config.yaml"):
+            raise UserError(f"it holds another run of this name: {other}")
 
     def _copy(self, name: str) -> str | None:
         """Copy a checkpoint; the hash of its manifest."""
         identity = _identity(self.run_folder, name)
-        store = self._store = self._store or self._open(self.url, self.run_folder.name)
+        store = self._open_once()
         folder = self.run_folder / "checkpoints" / name
         manifest = from_dict(Manifest, read_json(folder / MANIFEST, "manifest"), MANIFEST)
         inside = f"checkpoints/{name}/"

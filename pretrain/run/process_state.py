@@ -96,6 +96,11 @@ def preserve_torch() -> Iterator[None]:
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     ]
+    of_a_new_process: dict[Callable[[Any], object], Any] = {
+        torch.set_default_dtype: torch.float32,
+        torch.set_float32_matmul_precision: "highest",
+        torch.set_deterministic_debug_mode: 0,
+    }
     devices: list[int] = []
     if torch.cuda.is_initialized():
         settings.append((torch.cuda.current_device, torch.cuda.set_device))
@@ -112,8 +117,8 @@ def preserve_torch() -> Iterator[None]:
                 inside.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             inside.enter_context(torch.device("cpu"))
-        new = [(torch.float32, 1), ("highest", 2), (0, 3)]  # of a new process; see settings
-        _write([settings[at] for _, at in new], [value for value, _ in new])
+        new = [of_a_new_process.get(write, value) for (_, write), value in zip(settings, before, strict=True)]
+        _write(settings, new)
         yield
 
 

@@ -62,10 +62,15 @@ def run_command(
             end_after(error, environment_rank())
         if (refusal := bad_input(error)) is None:
             raise
-        code, line = FAILED if isinstance(refusal, MachineError) else BAD_INPUT, f"error: {refusal}"
+        code, line = failure_code(refusal), f"error: {refusal}"
     if environment_rank() == 0:
         print(line, file=sys.stderr)
     return code
+
+
+def failure_code(error: BaseException) -> int:
+    """The exit code after *error*: BAD_INPUT for what the user gave, FAILED for all else (a MachineError)."""
+    return BAD_INPUT if isinstance(error, UserError) and not isinstance(error, MachineError) else FAILED
 
 
 def bad_input(error: BaseException) -> UserError | None:

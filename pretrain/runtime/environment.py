@@ -46,18 +46,19 @@ class Launch:
 def environment_rank() -> int:
     """This process's rank; 0 without a launcher, and in an invalid environment, whose error must be
     printed."""
-    try:
-        return read_environment().rank
-    except UserError:
-        return 0
+    return _read_or_alone().rank
 
 
 def environment_size() -> int:
     """The number of ranks; 1 without a launcher, and in an invalid environment."""
+    return _read_or_alone().size
+
+
+def _read_or_alone() -> Launch:
     try:
-        return read_environment().size
+        return read_environment()
     except UserError:
-        return 1
+        return Launch()
 
 
 def read_environment() -> Launch:

@@ -18,8 +18,8 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import MachineError, UserError, quote
-from pretrain.runtime.command import BAD_INPUT, FAILED, bad_input
+from model.errors import UserError, quote
+from pretrain.runtime.command import bad_input, failure_code
 
 KEY = "head_schedules/first_failure"
 DONE_KEY = "head_schedules/rank_0_is_done"
@@ -40,7 +40,7 @@ def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> No
     other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
     """
     error = bad_input(error) or error
-    code = BAD_INPUT if isinstance(error, UserError) and not isinstance(error, MachineError) else FAILED
+    code = failure_code(error)
     store = _store()
     if store is None:
         _end_alone(error, rank, code, wait)

@@ -221,11 +221,10 @@ def start_world(
     size, local_size, local_rank = launch.size, launch.local_size, launch.local_rank
     check_world(size, tensor_parallel, context_parallel)
     if threads is None:
-        given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a number per level of nesting
         # torch has read it when it was imported; a caller may have set another number since.
-        threads = int(given) if given.isdigit() and int(given) else max(1, available_cores() // local_size)
-    if threads is not None:
-        torch.set_num_threads(threads)
+        given = os.environ.get("OMP_NUM_THREADS")  # a number for each level of nesting
+        threads = int(given.split(",")[0]) if given else max(1, available_cores() // local_size)
+    torch.set_num_threads(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
