@@ -27,8 +27,8 @@ from pretrain.run.process_state import (
     preserve_interpreter,
     preserve_torch,
 )
-from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import check_environment, environment_rank
+from pretrain.runtime.exit import INTERRUPTED
 from pretrain.runtime.signals import StopListener, Stopped
 from pretrain.utils.format import log_line, print_lines
 

@@ -19,9 +19,9 @@ if __name__ == "__main__" and __spec__ is None:
 
 from pretrain.config.command_line import parse_command_line
 from pretrain.library import check_run, train_to_end
-from pretrain.runtime.command import INTERRUPTED, prepare_process
+from pretrain.runtime.command import prepare_process
 from pretrain.runtime.environment import environment_rank
-from pretrain.runtime.exit import end_after, leave
+from pretrain.runtime.exit import INTERRUPTED, end_after, leave
 from pretrain.runtime.signals import StopListener, Stopped
 from pretrain.utils.format import log_line
 from pretrain.utils.stdio import outlive_output

@@ -4,26 +4,16 @@ with an exit code and, after bad input, a one-line error."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import locale
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 
-from model.errors import MachineError, UserError, quote
+from model.errors import UserError
 from pretrain.runtime.environment import environment_rank, environment_size
-from pretrain.utils.env_check import explain_missing, keep_compiled_code_private, set_aside_compile_cache
+from pretrain.runtime.exit import INTERRUPTED, OUTPUT_CLOSED, bad_input, end_after, failure_code
+from pretrain.utils.env_check import keep_compiled_code_private, set_aside_compile_cache
 from pretrain.utils.stdio import print_any_text
-
-FAILED = 1
-"""Exit codes: after an error that the user's input did not cause, after bad input, after Ctrl-C, and when the
-reader of the output has closed it."""
-BAD_INPUT = 2
-INTERRUPTED = 130
-OUTPUT_CLOSED = 141
-NOTHING_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a file system that is full, or read only."""
 
 
 def run_command(
@@ -40,8 +30,8 @@ def run_command(
         interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit code: 0; 2 for bad input (see bad_input); 1 for a MachineError; 130 after Ctrl-C; 141 when
-        the reader of the output has closed it (``| head``).
+        The exit code: 0; 2 for bad input (see exit.bad_input); 1 for a MachineError; 130 after Ctrl-C; 141
+        when the reader of the output has closed it (``| head``).
     """
     if arguments is None:
         prepare_process()
@@ -57,8 +47,6 @@ def run_command(
         code, line = INTERRUPTED, f"\n{interrupted}"
     except Exception as error:
         if arguments is None and environment_size() > 1:
-            from pretrain.runtime.exit import end_after
-
             end_after(error, environment_rank())
         if (refusal := bad_input(error)) is None:
             raise
@@ -66,37 +54,6 @@ def run_command(
     if environment_rank() == 0:
         print(line, file=sys.stderr)
     return code
-
-
-def failure_code(error: BaseException) -> int:
-    """The exit code after *error*: BAD_INPUT for what the user gave, FAILED for all else (a MachineError)."""
-    return BAD_INPUT if isinstance(error, UserError) and not isinstance(error, MachineError) else FAILED
-
-
-def bad_input(error: BaseException) -> UserError | None:
-    """Return *error* as bad input, if it is: a UserError, a file that cannot be read or written, a disk that
-    is full, also for a child process such as a compiler, or the failed import of a package of EXTRAS.
-
-    Other errors of the system, such as a library's lost connection, name no file.
-    """
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
-        where = f"{quote(str(error.filename), 200, plain=True)}: " if error.filename else ""
-        return UserError(f"{where}{error.strerror}")
-    return _find_full_disk(error) or explain_missing(error)
-
-
-def _find_full_disk(error: BaseException) -> UserError | None:
-    """*error*, if its text reports that something could not be written: a library raises with the output of
-    the process that met NOTHING_MORE, or with a message for it."""
-    for line in str(error).splitlines():
-        if any(os.strerror(number) in line for number in NOTHING_MORE):
-            return UserError(
-                f"{quote(line.strip(), 200, plain=True)}; temporary files are in {tempfile.gettempdir()}: "
-                "make room there, or set TMPDIR to another folder"
-            )
-    return None
 
 
 def prepare_process() -> None:

@@ -1,4 +1,5 @@
-"""Ends a rank after an error: only the rank that failed first prints what went wrong.
+"""How a process ends after an error: its exit code, the message for bad input, and, of several ranks, which
+one prints what went wrong.
 
 Ranks that lose another rank fail a moment later, with a library's message. They are recognized without
 reading such messages: the first rank to fail writes its number to the process group's store, and a rank that
@@ -9,17 +10,28 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import UserError, quote
-from pretrain.runtime.command import bad_input, failure_code
+from model.errors import MachineError, UserError, quote
+from pretrain.utils.env_check import explain_missing
+
+FAILED = 1
+"""Exit codes: after an error that the user's input did not cause, after bad input, after Ctrl-C, and when the
+reader of the output has closed it."""
+BAD_INPUT = 2
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+NOTHING_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a file system that is full, or read only."""
 
 KEY = "head_schedules/first_failure"
 DONE_KEY = "head_schedules/rank_0_is_done"
@@ -30,6 +42,37 @@ HEAD_START_SECONDS = 0.5
 # A launcher ends the other ranks within seconds; a rank that still runs after that prints its error.
 WAIT_SECONDS = 5.0
 STORE_TIMEOUT = timedelta(seconds=5)
+
+
+def failure_code(error: BaseException) -> int:
+    """The exit code after *error*: BAD_INPUT for what the user gave, FAILED for all else (a MachineError)."""
+    return BAD_INPUT if isinstance(error, UserError) and not isinstance(error, MachineError) else FAILED
+
+
+def bad_input(error: BaseException) -> UserError | None:
+    """Return *error* as bad input, if it is: a UserError, a file that cannot be read or written, a disk that
+    is full, also for a child process such as a compiler, or the failed import of a package of EXTRAS.
+
+    Other errors of the system, such as a library's lost connection, name no file.
+    """
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and (error.filename or error.errno in NOTHING_MORE):
+        where = f"{quote(str(error.filename), 200, plain=True)}: " if error.filename else ""
+        return UserError(f"{where}{error.strerror}")
+    return _find_full_disk(error) or explain_missing(error)
+
+
+def _find_full_disk(error: BaseException) -> UserError | None:
+    """*error*, if its text reports that something could not be written: a library raises with the output of
+    the process that met NOTHING_MORE, or with a message for it."""
+    for line in str(error).splitlines():
+        if any(os.strerror(number) in line for number in NOTHING_MORE):
+            return UserError(
+                f"{quote(line.strip(), 200, plain=True)}; temporary files are in {tempfile.gettempdir()}: "
+                "make room there, or set TMPDIR to another folder"
+            )
+    return None
 
 
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from pretrain.runtime.command import INTERRUPTED
 from pretrain.runtime.environment import find_ended, find_launchers
+from pretrain.runtime.exit import INTERRUPTED
 
 STOPPED = 75
 """Exit code of a run that stopped with everything saved and should be resumed: EX_TEMPFAIL of sysexits.h."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from model.errors import UserError
 from pretrain.config.sources import ROOT
 from pretrain.run.folder import RunLock
-from pretrain.runtime.command import BAD_INPUT, INTERRUPTED
+from pretrain.runtime.exit import BAD_INPUT, INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
