@@ -34,6 +34,10 @@ class MachineError(UserError):
     """
 
 
+class DivergedError(UserError):
+    """A message about a training that diverged: it would again. Training ends with exit code 3."""
+
+
 @contextmanager
 def naming(field: str, value: Any) -> Iterator[None]:
     """Add the field and its value to a UserError that does not have them."""

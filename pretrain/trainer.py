@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.errors import UserError
+from model.errors import DivergedError
 from pretrain.checkpoint.loader import load_checkpoint
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.data.hashes import HashCheck, files_seen
@@ -83,7 +83,8 @@ class Trainer:
             The engine, which holds the trained model.
 
         Raises:
-            UserError: a checkpoint could not be written, or too many updates in a row were skipped.
+            DivergedError: too many updates in a row were skipped.
+            UserError: a checkpoint could not be written.
             Stopped: the session was asked to stop; a checkpoint of its last step was written.
         """
         session, run, state, control = self.session, self.run, self.state, self.control
@@ -268,7 +269,7 @@ class Trainer:
             return
         self.log.flush()
         self._finish_checkpoint()
-        raise UserError(
+        raise DivergedError(
             f"max_skipped_steps: {state.skipped_in_a_row} updates in a row were skipped for a non-finite "
             f"loss or gradient, or as spikes, up to step {state.step}; checkpoints of steps "
             f"{self.store.steps()} are kept; a lower learning rate may help"

@@ -18,11 +18,12 @@
 # How a job continues: the ranks end with 75 when they were asked to stop (SIGUSR1 ahead of the time limit,
 # SIGTERM on preemption), and have saved everything, unless a rank that was gone kept them from agreeing. The
 # job is then requeued and continues automatically in the same run folder; it is also requeued after a crash.
-# Starts without a new checkpoint are counted, and their number is limited. Bad input (2) and Ctrl-C (130) end
-# the job. scancel ends a job for good.
+# Starts without a new checkpoint are counted, and their number is limited. Bad input (2), a training that
+# diverged (3) and Ctrl-C (130) end the job. scancel ends a job for good.
 
 CONTINUE=75
 BAD_INPUT=2
+DIVERGED=3
 INTERRUPTED=130
 # The arguments of the script that sources this file.
 given=("$@")
@@ -293,7 +294,7 @@ launch() {
     fi
     end_if_cancelled
     case "$status" in
-        "$BAD_INPUT" | "$INTERRUPTED")
+        "$BAD_INPUT" | "$DIVERGED" | "$INTERRUPTED")
             rm -f "$FAILURES_FILE"
             [ "$status" = "$INTERRUPTED" ] || failed_for_good "failed with exit status $status"
             exit "$status"

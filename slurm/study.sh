@@ -59,7 +59,7 @@ if [ "$ranks" -lt "$tasks" ]; then
     unset SLURM_NTASKS_PER_NODE
     export SLURM_NTASKS=$ranks SLURM_NPROCS=$ranks # what srun takes its number of tasks from
 fi
-failed_for_good() { # REASON: study run takes it as tried, and study list prints it
+failed_for_good() { # REASON: study list prints it, and study run takes a pilot that diverged as tried
     local name=${recipe##*/}
     echo "job $(job_name) $1" >"${recipe%/configs/*}/logs/${name%.yaml}.failed" || true
 }

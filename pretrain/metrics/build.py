@@ -68,9 +68,10 @@ def build_metrics(
 
 
 def _study(run: RunConfig) -> str | None:
-    """The name of the study that a run is part of."""
-    folder = Path(run.runs_dir)
-    return folder.resolve().name if (folder / "study.yaml").is_file() else None
+    """The name of the study that a run is part of; pilots have that of their study in front."""
+    folder = Path(run.runs_dir).resolve()
+    names = [each.name for each in (folder.parent, folder) if (each / "study.yaml").is_file()]
+    return "-".join(names) if names[-1:] == [folder.name] else None
 
 
 def describe_mfu(flops: float, peak: float, source: str) -> str:

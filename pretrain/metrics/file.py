@@ -163,17 +163,19 @@ def open_metrics(path: Path) -> IO[bytes] | None:
         ) from None
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+def read_metrics(path: str | Path, of_few: bool = True) -> list[dict[str, Any]]:
     """Return the rows of a metrics file in order of step, with rows of the same step merged into one; none
-    without a file.
+    without a file. Lines that are not rows, such as a half-written last one, are left out.
 
-    *path* may be the run's folder. Lines that are not rows, such as a half-written last one, are left out.
+    Args:
+        path: the file, or the run's folder.
+        of_few: whether to take scores of a few items (``evaluate --limit``) where there are no others.
 
     Raises:
         UserError: as open_metrics; a value that is not a number.
     """
     merged: dict[int, dict[str, Any]] = {}
-    for row in _rows(Path(path)):
+    for row in _rows(Path(path), of_few):
         merged.setdefault(row["step"], {}).update({key: _decode(value) for key, value in row.items()})
     return [merged[step] for step in sorted(merged)]
 
@@ -266,11 +268,11 @@ def _read_step(line: bytes) -> int:
         return -1
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, of_few: bool = True) -> Iterator[dict[str, Any]]:
     """The rows in the order of the file; of a run's folder also those of evaluation.jsonl, up to the step
     that the run has reached. Those of a few items (--limit) come first, so that no score of all items is
     replaced by theirs. Raises UserError for a value that is not a number."""
-    of_few, of_all = list[dict[str, Any]](), list[dict[str, Any]]()
+    few, of_all = list[dict[str, Any]](), list[dict[str, Any]]()
     if (path / EVALUATION_NAME).exists():
         reached = last_step(path)
         for row in read_rows(path / EVALUATION_NAME):
@@ -278,8 +280,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
                 settings = row.get("scored")
                 limited = isinstance(settings, dict) and settings.get("limit") is not None
                 kept = {name: value for name, value in row.items() if name not in OF_SCORES}
-                (of_few if limited else of_all).append(kept)
-    yield from of_few
+                (few if limited else of_all).append(kept)
+    yield from few if of_few else ()
     yield from read_rows(path)
     yield from of_all
 

@@ -175,12 +175,14 @@ def _check_port(port: int) -> None:
             ) from None
 
 
+SCHEDULER = "STUDY_PROCESS"
+"""The environment variable with the process that trains a study's runs: a command, a program, a notebook's
+kernel."""
 _COMMANDS = ("deepspeed", "torchrun")
-_MODULES = ("torch.distributed.run", "pretrain.study")
 
 
 def find_launchers() -> list[psutil.Process]:
-    """The launchers among this process's ancestors.
+    """The launchers among this process's ancestors, and what trains the study that its run is part of.
 
     Empty for a program started by hand or by a batch system's task: users who start it with nohup or
     setsid want it to outlive the shell.
@@ -188,7 +190,7 @@ def find_launchers() -> list[psutil.Process]:
     found = []
     with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is another user's
         for parent in psutil.Process().parents():
-            if is_launcher(parent.cmdline()):
+            if str(parent.pid) == os.environ.get(SCHEDULER) or is_launcher(parent.cmdline()):
                 found.append(parent)
     return found
 
@@ -197,9 +199,8 @@ def is_launcher(command: Sequence[str]) -> bool:
     """Whether a command line is that of a launcher of ranks: a script of that name, or its module."""
     names = [Path(part).name for part in command[:2]]
     module = next((module for flag, module in pairwise(command) if flag == "-m"), "")
-    study = ("head-schedules", "study") in pairwise(Path(part).name for part in command[:3])
     named = any(name in _COMMANDS for name in names)
-    return study or named or module in _MODULES or module.startswith("deepspeed.")
+    return named or module == "torch.distributed.run" or module.startswith("deepspeed.")
 
 
 def find_ended(known: Sequence[psutil.Process]) -> int | None:

@@ -21,13 +21,14 @@ import traceback
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from model.errors import MachineError, UserError, quote
+from model.errors import DivergedError, MachineError, UserError, quote
 from pretrain.utils.env_check import explain_missing
 
 FAILED = 1
-"""Exit codes: after an error that the user's input did not cause, after bad input, after Ctrl-C, and when the
-reader of the output has closed it."""
+"""Exit codes: after an error that the user's input did not cause, after bad input, of a training that
+diverged, after Ctrl-C, and when the reader of the output has closed it."""
 BAD_INPUT = 2
+DIVERGED = 3
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 NOTHING_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -45,7 +46,10 @@ STORE_TIMEOUT = timedelta(seconds=5)
 
 
 def failure_code(error: BaseException) -> int:
-    """The exit code after *error*: BAD_INPUT for what the user gave, FAILED for all else (a MachineError)."""
+    """The exit code after *error*: BAD_INPUT for what the user gave, DIVERGED, or FAILED for all else (a
+    MachineError)."""
+    if isinstance(error, DivergedError):
+        return DIVERGED
     return BAD_INPUT if isinstance(error, UserError) and not isinstance(error, MachineError) else FAILED
 
 
@@ -78,9 +82,9 @@ def _find_full_disk(error: BaseException) -> UserError | None:
 def end_after(error: BaseException, rank: int, wait: float = WAIT_SECONDS) -> NoReturn:
     """Print how this rank failed, if it is the first, and end the process.
 
-    Bad input gives a one-line error and exit code BAD_INPUT, as in the other commands (run_command), a
-    MachineError its message and FAILED; anything else this rank's traceback and FAILED. Messages of ranks
-    other than 0 name the rank and its host. A rank that is not the first ends with the first one's code.
+    Bad input gives a one-line error and the code of failure_code, as in the other commands (run_command);
+    anything else this rank's traceback and FAILED. Messages of ranks other than 0 name the rank and its host.
+    A rank that is not the first ends with the first one's code.
     """
     error = bad_input(error) or error
     code = failure_code(error)

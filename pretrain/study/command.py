@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from pretrain.study import results
 from pretrain.study.file import find_study, schema, study_names
 from pretrain.study.planned import Study
 from pretrain.study.planning import build_pilot, list_parts, read_study
-from pretrain.study.results import check_settings, failed_mark, load_results, load_study
-from pretrain.study.running.run import list_untried, run_study
+from pretrain.study.results import check_settings, failed_mark, list_unfinished, load_results, load_study
+from pretrain.study.running.run import run_study
 from pretrain.study.running.scheduler import write_study
 from pretrain.study.running.slurm import run_of_task
 from pretrain.utils.files import refuse_other_kind
@@ -187,7 +188,7 @@ def _states(study: Study) -> list[str]:
     notes = []
     if study.untuned:
         pilot = build_pilot(study)
-        notes.append(f"not tuned yet: {len(list_untried(pilot))} of {len(pilot.runs)} pilots are left")
+        notes.append(f"not tuned yet: {len(list_unfinished(pilot))} of {len(pilot.runs)} pilots are left")
     unnamed = results.describe_unnamed(study)
     return [*align_columns(rows, left={1, 2}), *notes, *([unnamed] if unnamed else [])]
 
@@ -212,13 +213,18 @@ def _task(study: Study, number: str, ranks: int | None) -> None:
 
 def _power(study: Study, options: argparse.Namespace) -> None:
     from pretrain.study.power import Question, power_lines
-    from pretrain.study.summaries import View
+    from pretrain.study.summaries import build_view
 
     question = Question(sd=options.sd, effect=options.effect, power=options.power)
     pilot = None
     if options.pilot is not None:
-        planned = open_study(str(options.pilot))
-        pilot = View(planned, load_results(planned), study.file.measure, study.file.last_validations)
+        planned, asked = open_study(str(options.pilot)), study.file
+        file = replace(planned.file, measure=asked.measure, last_validations=asked.last_validations)
+        planned = replace(planned, file=file)
+        pilot = build_view(planned, load_results(planned))
+        if pilot.measure != asked.measure:
+            valid = f"give measure: {pilot.measure}, and an effect in it, or another pilot"
+            raise UserError(f"pilot: its tokenizers differ, so its runs compare by {pilot.measure}; {valid}")
     print("\n".join(power_lines(study, question, pilot)))
 
 

@@ -109,6 +109,9 @@ class StudyFile:
     """open, confirmed, refuted, or superseded by STUDY."""
     recipe: Text | None = None
     """A name from pretrain/recipes or a file; without one, the default recipe."""
+    recipes: dict[Text, Settings] | None = None
+    """Recipes by the name that recipe gives, in place of files. A study's folder and its record have those of
+    its runs."""
     settings: Settings | None = None
     """Of all runs, as in a recipe."""
     vary: Annotated[dict[Text, Factor], Field(min_length=1)] | None = None

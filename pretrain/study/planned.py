@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -121,7 +122,8 @@ class PlannedRun:
         run, seed = self.definition.run, self.seed + self.definition.options.seed_shift
         checkpoint = run.checkpoint
         if checkpoint.mirror is not None:
-            folder, pilots = self.runs_dir, self.runs_dir.name == PILOT
+            folder = Path(os.path.realpath(self.runs_dir))
+            pilots = folder.name == PILOT
             place = f"{folder.parent.name}/{PILOT}" if pilots else folder.name
             checkpoint = dataclasses.replace(checkpoint, mirror=f"{checkpoint.mirror.rstrip('/')}/{place}")
         runs_dir = str(self.runs_dir)
@@ -198,15 +200,15 @@ class Study:
         """The file's title, or the study's name."""
         return self.file.title or self.name
 
-    def command(self, name: str) -> str:
-        """A command line about this study, to be copied: its archive, else its folder, else its file. Pilots
-        have those of their study."""
+    def command(self, name: str, *options: str) -> str:
+        """A command line about this study, to be copied: its archive, else its folder, which holds what flags
+        have set, else its file. Pilots have those of their study."""
         if self.pilots_of is not None:
-            return self.pilots_of.command(name)
+            return self.pilots_of.command(name, *options)
         made = self.recorded is None and (self.folder / STUDY_FILE).is_file()
         elsewhere = [] if made or self.folder == Path("runs") / self.name else ["--out", str(self.folder)]
         study = str(self.folder) if made or not self.source else self.source
-        return shlex.join(["head-schedules", "study", name, study, *elsewhere])
+        return shlex.join(["head-schedules", "study", name, study, *elsewhere, *options])
 
 
 def read_tune(file: StudyFile, options: LevelFile) -> tuple[str, list[Any]] | None:

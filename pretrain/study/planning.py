@@ -3,7 +3,6 @@ says."""
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import re
@@ -18,7 +17,7 @@ from model.declared import from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import parse_heads
 from model.schedules import SCHEDULES
-from pretrain.config.run_config import is_folder_name
+from pretrain.config.run_config import DEFAULT_RECIPE, is_folder_name
 from pretrain.config.sources import Recipe, diff_settings, flatten, load_recipe, make_run, nest
 from pretrain.study.arrays import MOST_RUNS, compute_strength, full_factorial, orthogonal_array
 from pretrain.study.file import LevelFile, StudyFile, resolve
@@ -102,7 +101,11 @@ def parse_study(
     tuned = read_tuned(out) if tuned is None else tuned
     vary = {factor: _read_factor(factor, given) for factor, given in (file.vary or {}).items()}
     levels, made = _cross(file, vary)
-    variants = {each.name: each for each in _make_variants(file, flags, tuned, made)}
+    load = _Recipes(file.recipes or {})
+    variants = {each.name: each for each in _make_variants(file, flags, tuned, made, load)}
+    # A folder and a record hold what their runs were trained with, whatever becomes of the recipe's file.
+    file = replace(file, recipes=load.used)
+    keys["recipes"] = load.used
     if file.baseline:
         variants = dict(_with_controls(variants, file.baseline, levels))
     runs = tuple(PlannedRun(variant, seed, out) for seed in file.seeds for variant in variants.values())
@@ -119,10 +122,14 @@ def parse_study(
     )
     if study.tried and not file.pilot_seeds:
         raise UserError("study: pilot_seeds: missing; tune needs seeds that the study does not report")
-    for setting, values in study.tried.values():
+    for variant_name, (setting, values) in study.tried.items():
         read_labels(f"tune.{setting}", values, 32)
         if setting in flags:
             raise UserError(f"settings.{setting}: the study tries several values of it (tune); leave it out")
+        for part, level in variants[variant_name].parts.items():
+            if part != TUNED_FILE and setting in level.settings:
+                said = f"variant {variant_name}: {setting}"
+                raise UserError(f"study: {said}: set by {part}, and tune tries values of it; leave one out")
     if file.pilot_seeds and not study.tried:
         refuse("pilot_seeds", file.pilot_seeds, "give tune, or leave them out")
     used = {each.seed + each.definition.options.seed_shift for each in runs}
@@ -149,7 +156,9 @@ def build_pilot(study: Study) -> Study:
         for value in values:
             own = read_settings({setting: value}, "tune") | ({"recipe": recipe} if recipe else {})
             variants[pilot_name(variant.folder, value)] = variant.given | own
-    kept = {key: getattr(file, key) for key in ("ds_config", "measure", "last_validations", "machine")}
+    kept = {
+        key: getattr(file, key) for key in ("recipes", "ds_config", "measure", "last_validations", "machine")
+    }
     keys = kept | {
         "title": f"Pilots: {study.title}",
         "seeds": file.pilot_seeds,
@@ -314,13 +323,31 @@ def _with_controls(
 # ---------------------------------------------------------------------- settings
 
 
+class _Recipes:
+    """Recipes by the name or file that a study gives: those in the study's file, else those of that name."""
+
+    def __init__(self, given: Mapping[str, Settings]) -> None:
+        self._given = given
+        self.used: dict[str, Settings] = {}
+        """Settings of those that were asked for, as in the study's file."""
+
+    def __call__(self, name: str | None) -> Recipe:
+        key = name or DEFAULT_RECIPE
+        if key not in self.used:
+            if key in self._given:
+                values: Mapping[str, Any] = flatten(self._given[key], f"recipes.{key}")
+            else:
+                values = load_recipe(key, "study: recipe").values
+            self.used[key] = nest({name: value for name, value in values.items() if name != "recipe"})
+        return Recipe({"recipe": Path(key).stem} | flatten(self.used[key]), name is None)
+
+
 def _make_variants(
-    file: StudyFile, flags: Settings, tuned: Mapping[str, Tuned], made: Sequence[Parts]
+    file: StudyFile, flags: Settings, tuned: Mapping[str, Tuned], made: Sequence[Parts], load: _Recipes
 ) -> Iterator[Variant]:
     """The variants of these levels; *flags* are settings of the command line, by dotted name."""
     common = read_settings(file.settings, "settings")
     _refuse_own(common, "settings")
-    load = functools.cache(functools.partial(load_recipe, what="study: recipe"))
     for parts in made:
         chosen = [level for _, level in parts.values()]
         options = LevelFile(**{key: value for level in chosen for key, value in level.options.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from model.errors import UserError, quote
 from pretrain.config.run_config import RunConfig
 from pretrain.config.sources import diff_settings, load_run_config
 from pretrain.metrics.file import read_metrics
+from pretrain.runtime.exit import DIVERGED
 from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
 from pretrain.study.planning import NOT_THE_RUN, read_study
 from pretrain.utils.files import read_text_or_nothing
@@ -63,6 +65,11 @@ class RunResult:
         """Mean of the *last* values of a metric; None unless the run is finished and has so many."""
         values = [row[measure] for row in self.rows if measure in row]
         return fmean(values[-last:]) if self.state == "finished" and len(values) >= last else None
+
+    def score(self, name: str) -> float | None:
+        """A metric of the last step; None unless the run is finished and has it."""
+        found = self.rows[-1].get(name) if self.state == "finished" and self.rows else None
+        return found if self.step == self.planned.run.steps else None
 
     @cached_property
     def head_history(self) -> dict[int, tuple[int, ...]]:
@@ -166,7 +173,7 @@ def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, 
         return kept.state, kept.rows
     if not planned.folder.is_dir():
         return ("failed" if failure(planned) else "missing"), []
-    rows = read_metrics(planned.folder)
+    rows = read_metrics(planned.folder, of_few=False)  # pairs have scores of the same items
     newest, steps = read_text_or_nothing(planned.folder / "latest", 1000), planned.run.steps
     measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
@@ -175,8 +182,16 @@ def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, 
 
 
 def list_unfinished(study: Study) -> list[PlannedRun]:
-    """The runs that are not finished, in the study's order."""
-    return [run for run in study.runs if run_state(study, run)[0] != "finished"]
+    """The runs to train, in the study's order: those that are not finished. A pilot that diverged would do so
+    again, so its value is out."""
+    left = (run for run in study.runs if run_state(study, run)[0] != "finished")
+    return [run for run in left if not (study.pilots and _diverged(study, run))]
+
+
+def _diverged(study: Study, planned: PlannedRun) -> bool:
+    kept = recorded_result(study, planned)
+    reason = kept.failure if kept else failure(planned)
+    return re.search(rf"\bexit (code|status) {DIVERGED}\b", reason) is not None
 
 
 def task_names(study: Study) -> list[str]:
@@ -212,7 +227,11 @@ def failed_mark(planned: PlannedRun) -> Path:
 def differing_settings(run: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The settings of two runs that differ, by name, without those that no result depends on."""
     differing = diff_settings(run, other)
-    return {key: values for key, values in differing.items() if key.split(".")[0] not in NOT_THE_RUN}
+    return {
+        key: values
+        for key, values in differing.items()
+        if key.split(".")[0] not in NOT_THE_RUN and not key.startswith("checkpoint.mirror")
+    }
 
 
 def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> None:

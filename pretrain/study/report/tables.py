@@ -125,10 +125,10 @@ def _tuned(view: View) -> Iterator[Row]:
 
 def _scores(summaries: Sequence[Summary]) -> Iterator[Row]:
     """A row for each zero-shot score and each variant that has it."""
-    rows = [row for summary in summaries for run in summary.finished for row in run.rows]
+    rows = [run.rows[-1] for summary in summaries for run in summary.finished]
     for key in sorted({key for row in rows for key in row if key.startswith(EVALUATION)}):
         for summary in summaries:
-            score = methodcaller("result", key)
+            score = methodcaller("score", key)
             if values := collect_values(summary.runs, score):
                 yield {
                     "task/metric": key.removeprefix(EVALUATION),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import signal
 from collections.abc import Sequence
@@ -12,19 +11,16 @@ from collections.abc import Sequence
 from model.errors import UserError
 from pretrain.config.sources import ROOT
 from pretrain.run.folder import RunLock
-from pretrain.runtime.exit import BAD_INPUT, INTERRUPTED
+from pretrain.runtime.exit import INTERRUPTED
 from pretrain.runtime.hardware import available_cores
 from pretrain.runtime.signals import STOPPED
-from pretrain.study.planned import STUDY_FILE, PlannedRun, Study
+from pretrain.study.planned import STUDY_FILE, Study
 from pretrain.study.planning import build_pilot, list_parts, parse_study, reread
 from pretrain.study.register import register
 from pretrain.study.results import (
     check_settings,
-    failure,
     list_unfinished,
     load_results,
-    recorded_result,
-    run_state,
 )
 from pretrain.study.running.scheduler import Scheduler, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
@@ -56,18 +52,20 @@ def run_study(
     if sbatch and not slurm:
         raise UserError("sbatch: options of sbatch without --slurm; give both or neither")
     refuse_other_kind(study.folder, "study", "out")
-    resume = study.command("run") + (f" --parallel {parallel}" if parallel else "")
+    options = ["--parallel", str(parallel)] if parallel else []
+    options += ["--slurm", *(f"--sbatch={each}" for each in sbatch)] if slurm else []
     if study.untuned:
         print_lines(f"pilots   of {shorten_names(study.untuned)}: values of one setting")
         pilot = build_pilot(study)
-        if list_untried(pilot):
+        if list_unfinished(pilot):
             if not dry_run:  # so that the study's folder can be named from now on
                 study.folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(study.folder / STUDY_FILE, study.text)
                 register(study)
             code = run_study(pilot, parallel, slurm, sbatch, dry_run)
-            if dry_run or slurm or list_untried(pilot):
-                print_lines(f"then     {resume} again, when these runs are finished")
+            if dry_run or slurm or list_unfinished(pilot):
+                what = "the study's own runs" if dry_run else f"{study.command('run', *options)} again"
+                print_lines(f"then     {what}, when these runs are finished")
                 return code
         if _choose(study, pilot, dry_run) or dry_run:
             return int(not dry_run)
@@ -75,7 +73,6 @@ def run_study(
     for part in list_parts(study):
         check_settings(part)
     todo = list_unfinished(study)
-    following = f"next     {study.command('run' if study.pilots_of else 'report')}"
     print_lines(f"study    {study.name}: {study.title}")
     counts = f"{count_of(len(study.variants), 'variant')} x {count_of(len(study.file.seeds), 'seed')}"
     print_lines(f"runs     {len(study.runs)}: {counts}, in {study.folder}")
@@ -84,7 +81,7 @@ def run_study(
     if not todo:
         if (study.folder / STUDY_FILE).is_file() and not dry_run:
             write_study(study)  # what a file may still change, such as its status
-        print_lines(following)
+        print_lines(_describe_next(study, options))
         return 0
     lines = sbatch_commands(study, todo, parallel, sbatch) if slurm else []
     shares = [] if slurm else slots(parallel or 1, _devices(), available_cores())
@@ -107,11 +104,16 @@ def run_study(
     for name, reason in failed.items():
         print_lines(f"failed   {name}: {reason} (logs/{name}.log)")
     if left:
-        print_lines(f"continue {resume}")
-    print_lines(following)
+        print_lines(f"continue {study.command('run', *options)}")
+    print_lines(_describe_next(study, options))
     if scheduler.stopped is not None:
         return INTERRUPTED if scheduler.stopped == signal.SIGINT else STOPPED
     return 1 if failed else 0
+
+
+def _describe_next(study: Study, options: Sequence[str]) -> str:
+    """The command after the study's last run; after pilots, that for their study."""
+    return f"next     {study.command('run', *options) if study.pilots_of else study.command('report')}"
 
 
 def _choose(study: Study, pilot: Study, dry_run: bool) -> bool:
@@ -134,19 +136,6 @@ def _choose(study: Study, pilot: Study, dry_run: bool) -> bool:
     if not dry_run:
         write_tuned(study.folder, {**study.tuned, **tuned})
     return any(each.at_edge for each in tuned.values())
-
-
-def list_untried(pilot: Study) -> list[PlannedRun]:
-    """The runs that are neither finished nor ended by the training itself, as one that diverges: it would do
-    so again, and those that crashed or were killed need not."""
-    states = ((run, run_state(pilot, run)[0]) for run in pilot.runs)
-    return [run for run, state in states if state != "finished" and not _ended_itself(pilot, run)]
-
-
-def _ended_itself(pilot: Study, planned: PlannedRun) -> bool:
-    kept = recorded_result(pilot, planned)
-    reason = kept.failure if kept else failure(planned)
-    return re.search(rf"\bexit (code|status) {BAD_INPUT}\b", reason) is not None
 
 
 def _check_for_jobs(study: Study) -> None:

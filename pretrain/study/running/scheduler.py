@@ -18,7 +18,7 @@ from model.errors import UserError
 from pretrain.config.sources import ROOT, find_ds_config
 from pretrain.engine.batch import most_ranks
 from pretrain.metrics.file import FILE_NAME, last_step
-from pretrain.runtime.environment import is_group_running
+from pretrain.runtime.environment import SCHEDULER, is_group_running
 from pretrain.runtime.hardware import SHARING
 from pretrain.runtime.signals import STOPPED
 from pretrain.study import results
@@ -209,7 +209,7 @@ class Scheduler:
         with (self.study.folder / results.LOGS / f"{planned.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, SCHEDULER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from model.errors import MachineError, UserError
+from model.errors import DivergedError, MachineError, UserError
 from pretrain.runtime.command import run_command
 
 
@@ -24,6 +24,7 @@ FULL += ", or set TMPDIR to another folder"
 ENDS = [
     (UserError("heads: 5 does not divide"), 2, "error: heads: 5 does not divide"),
     (MachineError("MASTER_PORT: it is taken"), 1, "error: MASTER_PORT: it is taken"),
+    (DivergedError("max_skipped_steps: 10"), 3, "error: max_skipped_steps: 10"),
     (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 2, "error: a.txt: No such file"),
     (OSError(errno.ENOSPC, "No space left on device"), 2, "error: No space left on device"),
     (RuntimeError("C++ compile error\nas: fatal: No space left on device\nx"), 2, f"error: as: {FULL}"),

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from pretrain.runtime.environment import find_ended, is_launcher
+from pretrain.runtime.environment import SCHEDULER, find_ended, find_launchers, is_launcher
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,6 @@ from pretrain.runtime.environment import find_ended, is_launcher
         ("/opt/env/bin/python -u -m deepspeed.launcher.launch --world_info=x pretrain/main.py", True),
         ("python3 /opt/env/bin/torchrun --nproc_per_node 2 pretrain/main.py", True),
         ("python -m torch.distributed.run pretrain/main.py", True),
-        ("python3.11 -m pretrain.study run direction", True),
-        ("python /opt/env/bin/head-schedules study run direction", True),
         ("bash -c torchrun pretrain/main.py", False),
         ("nohup python pretrain/main.py --name deepspeed", False),
         ("python pretrain/main.py -m torch", False),
@@ -39,3 +37,12 @@ def test_one_that_ends_is_gone():
         assert find_ended(known) == other.pid, "a zombie"
         other.wait()
         assert find_ended(known) == other.pid
+
+
+def test_what_trains_a_study_is_one(monkeypatch):
+    """Whatever its command line: a program of the user's, a notebook's kernel."""
+    parent = os.getppid()
+    monkeypatch.delenv(SCHEDULER, raising=False)
+    before = {process.pid for process in find_launchers()}
+    monkeypatch.setenv(SCHEDULER, str(parent))
+    assert {process.pid for process in find_launchers()} == before | {parent}

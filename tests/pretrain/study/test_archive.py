@@ -13,7 +13,7 @@ import pytest
 from pretrain.study.archive import read_archive, write_archive
 from pretrain.study.command import main
 from pretrain.study.notebook import Study
-from pretrain.study.planning import build_pilot
+from pretrain.study.planning import build_pilot, read_study
 from pretrain.study.register import read_registered, register
 from pretrain.study.report.page import describe_opening
 from pretrain.study.report.tables import sections
@@ -21,6 +21,7 @@ from pretrain.study.results import list_unfinished, load_results, load_study
 from pretrain.study.running.scheduler import Scheduler, write_study
 from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import plant, planted_rows, result
+from tests.helpers.refusals import refused
 from tests.pretrain.study.report.conftest import planted, small_study
 
 GROWING = {"growth": {"criterion": "incrt", "maximum": 8}}
@@ -182,7 +183,7 @@ def test_a_pilot_that_diverged_is_not_tried_again_elsewhere(tmp_path, monkeypatc
     one, other = build_pilot(study).runs
     plant(result(one, planted_rows(one, 3.5)))
     plant(
-        result(other, planted_rows(other, 3.4)[:2], failure="exit code 2: error: step 9: 10 updates skipped")
+        result(other, planted_rows(other, 3.4)[:2], failure="exit code 3: error: step 9: 10 updates skipped")
     )
     assert main(["record", "s", "--to", "results/s.json"]) == 0
     shutil.rmtree(tmp_path / "s")
@@ -248,3 +249,32 @@ def test_nothing_to_record(tmp_path, monkeypatch, capsys):
     write_study(small_study(tmp_path / "s", baseline="uniform", variants=VARIANTS))
     assert main(["record", str(tmp_path / "s")]) == 2
     assert "no run of" in capsys.readouterr().err and not (tmp_path / "results").exists()
+
+
+def test_the_recipe_of_the_runs_is_kept(tmp_path, monkeypatch, capsys):
+    """Whatever becomes of its file, and wherever the record is read."""
+    monkeypatch.chdir(tmp_path)
+    recipe, path = tmp_path / "mine.yaml", tmp_path / "kept.yaml"
+    recipe.write_text("model: prism-micro\nvocab_size: 2048\nsteps: 80\noptimizer.learning_rate: 4.0e-3\n")
+    path.write_text("recipe: mine.yaml\nseeds: 1\nbaseline: a\nvariants: {a: {heads: 8x4}, b: {}}\n")
+    study = read_study(path, tmp_path / "s")
+    write_study(study)
+    for found in planted(study, {"a-s1": 3.5, "b-s1": 3.4}):
+        plant(found)
+    assert main(["record", "s"]) == 0
+    recipe.write_text("model: prism-micro\nvocab_size: 2048\nsteps: 80\noptimizer.learning_rate: 9.0e-3\n")
+    with refused("was made with optimizer.learning_rate 0.004 (now 0.009)", "give the folder"):
+        load_results(read_study(path, tmp_path / "s"))
+    recipe.unlink()
+    monkeypatch.chdir("/")
+    for kept in (load_study(tmp_path / "s"), read_archive(tmp_path / "results/s.json")):
+        assert [each.run.optimizer.learning_rate for each in kept.runs] == [4e-3, 4e-3]
+        assert [found.state for found in load_results(kept)] == ["finished", "finished"]
+    values = {
+        "recipes": {"mine.yaml": {"steeps": 3}},
+        "recipe": "mine.yaml",
+        "baseline": "a",
+        "variants": {"a": {}},
+    }
+    with refused("steeps: unknown key in recipes.mine.yaml"):
+        small_study(tmp_path / "x", **values)

@@ -15,6 +15,7 @@ from pretrain.study.command import main
 from pretrain.study.planning import parse_study
 from pretrain.study.running import run, slurm
 from pretrain.study.running.scheduler import write_study
+from tests.helpers.launch import ROOT
 from tests.pretrain.study.running.test_scheduler import TEXT
 
 
@@ -132,14 +133,30 @@ def test_what_cannot_begin_writes_nothing(file, capsys, monkeypatch, tmp_path, t
     assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
-def test_a_recipe_that_jobs_would_not_find_is_refused(file, capsys, monkeypatch, tmp_path):
+def test_what_jobs_would_not_find_is_refused(file, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "submit", lambda line: pytest.fail("submitted"))
-    (tmp_path / "mine.yaml").write_text("model: prism-micro\nvocab_size: 2048\n")
-    (tmp_path / "far.yaml").write_text(TEXT.replace("recipe: micro", "recipe: mine.yaml"))
+    (tmp_path / "mine.json").write_text((ROOT / "ds_configs/zero1.json").read_text())
+    (tmp_path / "far.yaml").write_text(f"{TEXT}ds_config: mine.json\n")
+    assert main(["run", "far.yaml", "--dry_run"]) == 0 and capsys.readouterr()
     assert main(["run", "far.yaml", "--slurm"]) == 2
     error = capsys.readouterr().err
-    assert "no recipe or file 'mine.yaml'" in error and "give an absolute path" in error
+    assert "mine.json" in error and "give an absolute path" in error
     assert len(error.splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
+def test_jobs_have_the_study_s_recipe(file, capsys, monkeypatch, tmp_path):
+    """They read the study's folder, from wherever they run."""
+    (tmp_path / "mine.yaml").write_text(
+        "model: prism-micro\nvocab_size: 2048\noptimizer.weight_decay: 0.05\n"
+    )
+    Path(file).write_text(TEXT.replace("recipe: micro", "recipe: mine.yaml"))
+    monkeypatch.setattr(run, "submit", lambda line: "7")
+    assert main(["run", file, "--slurm", "--out", str(tmp_path / "o")]) == 0
+    (tmp_path / "mine.yaml").unlink()
+    monkeypatch.chdir("/")
+    assert main(["task", str(tmp_path / "o"), "1"]) == 0
+    recipe = Path(capsys.readouterr().out.splitlines()[-1])
+    assert "weight_decay: 0.05" in recipe.read_text()
 
 
 def test_damaged_files_of_a_run(file, capsys, tmp_path):
@@ -233,12 +250,12 @@ def test_flags_replace_settings(file, capsys, tmp_path):
 def test_printed_commands_name_the_users_file_or_folder(file, capsys, tmp_path):
     tune = "tune: {optimizer.learning_rate: [1.0e-3, 2.0e-3]}\npilot_seeds: [7]\n"
     (tmp_path / "my.yaml").write_text(TEXT + tune)
-    assert main(["run", "my.yaml", "--dry_run", "--out", "o"]) == 0
-    assert "head-schedules study run my.yaml --out o again" in capsys.readouterr().out
+    assert main(["report", "my.yaml", "--out", "o"]) == 2
+    assert "; run it first: head-schedules study run my.yaml --out o\n" in capsys.readouterr().err
     (tmp_path / "o").mkdir()
     (tmp_path / "o/study.yaml").write_text(TEXT + tune)
-    assert main(["run", "o", "--dry_run"]) == 0
-    assert "head-schedules study run o again" in capsys.readouterr().out
+    assert main(["record", "o"]) == 2
+    assert "no run of o is finished; head-schedules study run o\n" in capsys.readouterr().err
 
 
 def test_the_schema_is_printed(capsys):

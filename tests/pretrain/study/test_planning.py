@@ -15,6 +15,9 @@ from pretrain.config.sources import Recipe, load_recipe, make_run, nest
 from pretrain.study import Study
 from pretrain.study.file import STUDIES, find_study, schema, study_names
 from pretrain.study.planning import build_pilot, parse_study, read_study
+from pretrain.study.results import load_results, load_study
+from pretrain.study.running.scheduler import write_study
+from tests.helpers.planted_runs import plant, planted_rows, result
 from tests.helpers.refusals import refused
 
 SMALL = """
@@ -56,6 +59,18 @@ def test_every_study_has_its_folder_in_the_mirror():
     pilots = {planned.run.checkpoint.mirror for planned in build_pilot(made).runs}
     assert pilots == {"s3://bucket/runs/s/pilot"}
     assert study().runs[0].run.checkpoint.mirror is None
+
+
+def test_a_folder_is_read_from_inside_and_under_another_name(tmp_path, monkeypatch):
+    made = study(changed(settings={"checkpoint": {"mirror": "s3://bucket/runs"}}), tmp_path / "s")
+    write_study(made)
+    plant(result(made.runs[0], planted_rows(made.runs[0], 3.5)))
+    monkeypatch.chdir(tmp_path / "s")
+    here = load_study(Path())
+    assert here.runs[0].run.checkpoint.mirror == "s3://bucket/runs/s"
+    assert load_results(here)[0].state == "finished"
+    (tmp_path / "s").rename(tmp_path / "t")
+    assert load_results(load_study(tmp_path / "t"))[0].state == "finished"
 
 
 def test_a_seed_is_complete_before_the_next():
@@ -168,10 +183,7 @@ def test_two_places_that_set_one_thing_are_refused(tmp_path):
     with refused("heads is '"):
         study(RATE + "vary: {'heads[0]': [2, 4], heads: [8x4, 4x4]}", tmp_path)
     # What pilots choose would replace what the variant b is.
-    tried = [["8x4", 3.1], ["4x4", 3.2]]
-    chosen = {"field": "heads", "value": "8x4", "at_edge": True, "tried": tried, "seeds": [7]}
-    (tmp_path / "tuned.json").write_text(json.dumps({"b": chosen}))
-    with refused("variant b: heads is '8x4' where variant: b says '4x4'"):
+    with refused("variant b: heads: set by variant: b, and tune tries values of it"):
         study(RATE + f"tune: {{heads: [8x4, 4x4]}}\n{PILOTS}", tmp_path)
 
 

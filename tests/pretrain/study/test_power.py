@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from model.errors import UserError
+from pretrain.study.command import dispatch
 from pretrain.study.planning import parse_study, read_study
 from pretrain.study.power import Question, pilot_differences, power_lines
+from pretrain.study.running.scheduler import write_study
 from pretrain.study.statistics.paired import pairs_needed, pooled_sd
 from pretrain.study.summaries import View
 from tests.helpers.launch import ROOT
-from tests.helpers.planted_runs import result
+from tests.helpers.planted_runs import plant, planted_rows, result
 from tests.helpers.refusals import refused
 
 TEXT = """
@@ -138,3 +141,17 @@ def test_bad_questions(question):
     (field,) = question
     with pytest.raises(UserError, match=f"^{field}: .* is not valid"):
         Question(**question)
+
+
+def test_pilots_of_several_tokenizers_have_no_spread_in_nats(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("asked.yaml").write_text(TEXT)
+    study = parse_study(TEXT, "pilot", tmp_path / "pilot")
+    write_study(study)
+    for planned in study.runs:
+        other = {"tokenizer": "0a0a0a0a0a0a"} if planned.variant == "prism" else {}
+        plant(result(planned, planted_rows(planned, 4.0 + 0.01 * planned.seed), data=other))
+    with refused("pilot: its tokenizers differ", "give measure: val_bpb"):
+        dispatch(["power", "asked.yaml", "--pilot", "pilot"])
+    Path("asked.yaml").write_text(f"{TEXT}measure: val_bpb\n")
+    assert dispatch(["power", "asked.yaml", "--pilot", "pilot"]) == 0

@@ -14,9 +14,8 @@ import yaml
 from pretrain.study.command import dispatch
 from pretrain.study.notebook import Study
 from pretrain.study.planning import build_pilot, parse_study, reread
-from pretrain.study.results import failed_mark, load_results, load_study
+from pretrain.study.results import failed_mark, list_unfinished, load_results, load_study
 from pretrain.study.running import run
-from pretrain.study.running.run import list_untried
 from pretrain.study.running.scheduler import Scheduler, write_study
 from pretrain.study.settings import label
 from pretrain.study.summaries import build_view
@@ -187,15 +186,16 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
 @pytest.mark.parametrize(
     ("reason", "left"),
     [
-        ("exit code 2: error: step 9: 10 updates in a row were skipped", 0),
-        ("job 5 failed with exit status 2", 0),
+        ("exit code 3: error: step 9: 10 updates in a row were skipped", 0),
+        ("job 5 failed with exit status 3", 0),
+        ("exit code 2: error: name: runs/it is in use by another job", 1),
         ("exit code -9: ", 1),
         ("exit code 1: ZeroDivisionError", 1),
         ("job 5 failed with exit status 137", 1),
     ],
 )
-def test_pilots_that_were_killed_are_tried_again(tmp_path, capsys, monkeypatch, reason, left):
-    """Before a value is chosen; those that end by themselves would do so again."""
+def test_pilots_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, reason, left):
+    """Before a value is chosen; those that diverged would do so again."""
     path = tmp_path / "it.yaml"
     path.write_text(f"recipe: micro\n{STUDY}", encoding="utf-8")
     before = study(tmp_path / "out")
@@ -211,7 +211,7 @@ def test_pilots_that_were_killed_are_tried_again(tmp_path, capsys, monkeypatch, 
     monkeypatch.setattr(Scheduler, "run", lambda self: {})
     dispatch(["run", str(path), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
-    assert len(list_untried(pilot)) == left and ("tuned    " in printed) == (not left)
+    assert len(list_unfinished(pilot)) == left and ("tuned    " in printed) == (not left)
     assert (f"note     {failed.name} failed, and its value does not count: {reason}" in printed) == (not left)
 
 
@@ -251,3 +251,27 @@ def test_a_damaged_choice_is_one_line(tmp_path):
         (tmp_path / TUNED_FILE).write_text(text, encoding="utf-8")
         with refused(str(tmp_path / TUNED_FILE), begins="study: "):
             study(tmp_path)
+
+
+def test_what_is_tuned_is_set_nowhere_else():
+    own = {"plain": {"optimizer": {"learning_rate": 5e-3}}}
+    with refused("variant plain: optimizer.learning_rate: set by variant: plain", "leave one out"):
+        study(variants=own, contrasts=None)
+    level = {"rate": {"high": {"optimizer.learning_rate": 5e-3}, "as_is": {}}}
+    with refused("optimizer.learning_rate: set by rate: high"):
+        study(vary=level, variants={"plain": {}}, contrasts=None)
+
+
+def test_commands_repeat_what_was_given(tmp_path, capsys, monkeypatch):
+    """The folder holds what flags have set; a dry run has none."""
+    monkeypatch.chdir(tmp_path)
+    Path("it.yaml").write_text(f"recipe: micro\n{STUDY}", encoding="utf-8")
+    given = ["run", "it.yaml", "--settings.steps", "40", "--out", "o", "--slurm", "--sbatch=--partition=big"]
+    assert dispatch([*given, "--dry_run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("then     the study's own runs, when")
+    monkeypatch.setattr(run, "submit", lambda line: "7")
+    assert dispatch([*given, "--parallel", "3"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    again = "head-schedules study run o --parallel 3 --slurm --sbatch=--partition=big again"
+    assert said == f"then     {again}, when these runs are finished"
+    assert {planned.run.steps for planned in load_study(Path("o")).runs} == {40}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from statistics import fmean
 
@@ -10,6 +11,7 @@ import pytest
 from pretrain.study.report.page import describe_opening
 from pretrain.study.report.tables import NOTHING
 from pretrain.study.results import load_results
+from pretrain.study.running.scheduler import write_study
 from pretrain.study.summaries import build_view
 from tests.helpers.planted_runs import plant, planted_rows, result
 from tests.pretrain.study.report.conftest import SETTINGS, planted, rows_of, small_study, table_of, view
@@ -108,6 +110,24 @@ def test_scores_are_those_that_were_measured():
         ("piqa/acc", "uniform (baseline)", "3", "0.6200 ± 0.0100", NOTHING),
         ("piqa/acc", "rising", "3", "0.6400 ± 0.0100", "+0.0200 [+0.0200, +0.0200]"),
     ]
+
+
+def test_scores_of_other_steps_and_of_a_few_items_are_left_out(tmp_path):
+    study = three(tmp_path / "s")
+    write_study(study)
+    for run in study.runs:
+        found = result(run, planted_rows(run, 3.5))
+        plant(found)
+        lines = [
+            {"step": 40, "evaluation/piqa/acc": 0.9, "evaluation/boolq/acc": 0.9, "scored": {"limit": None}},
+            {"step": 80, "evaluation/piqa/acc": 0.9, "scored": {"limit": 5}},
+        ]
+        if run.seed == 1:
+            lines.append({"step": 80, "evaluation/piqa/acc": 0.6, "scored": {"limit": None}})
+        (run.folder / "evaluation.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    shown = table_of(build_view(study, load_results(study)), "scores")
+    found = {(row["task/metric"], row["runs"], row["mean ± sd"]) for row in shown}
+    assert found == {("piqa/acc", "1", "0.6000")}
 
 
 def test_grown_heads_are_those_of_the_end():
