@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from model.errors import UserError, quote
 from pretrain.diagnostics.in_loop import Diagnostics
 from pretrain.diagnostics.maturity import Maturity
+from pretrain.diagnostics.spectral_rates import NAME as LLR
 from pretrain.diagnostics.spectral_rates import SpectralRates
 from pretrain.growth.record import NAME as GROWTH
 from pretrain.run.hooks import Hook
@@ -40,6 +41,8 @@ def build_hooks(session: Session, own: Iterable[Callable[[Session], Hook]] = ())
     hooks += [Maturity(session), Diagnostics(session)]
     if run.llr.active:
         hooks.append(SpectralRates(session))
+    else:
+        session.state.records.pop(LLR, None)  # turned on again, it begins with a measurement
     if steps := run.profiled_steps():
         from pretrain.profiling.hook import FOLDER, Profiler
 

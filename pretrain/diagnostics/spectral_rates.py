@@ -40,6 +40,8 @@ from pretrain.runtime.world import World
 from pretrain.utils.format import log_line
 
 NAME = "llr"
+SETTINGS = ("apply", "measure", "low", "high", "least")
+"""Fields of LLRConfig whose change is a reason to measure again."""
 DRAWS = 8
 """Random matrices whose mean exponent stands for a shape."""
 
@@ -123,6 +125,8 @@ class Factors:
     """The factors of the step before it; 1 for a matrix that is not there."""
     after: dict[str, PositiveFloat] = field(default_factory=dict)
     """Those that are reached after the transition."""
+    settings: dict[str, Any] | None = None
+    """Of SETTINGS, by which they were found; None in older checkpoints."""
 
     def at(self, step: int, transition: int) -> dict[str, float]:
         """The factors of a step from the last measurement on."""
@@ -178,14 +182,17 @@ class SpectralRates(Hook):
             where = "checkpoint: records in state.json"
             self._record = from_dict(Factors, state.record(NAME), where, NAME)
         values: dict[str, float] = {}
-        # Where it is turned on later, the first step of all is a measurement too.
-        if NAME not in state.records or (state.step <= self.last and state.step % self.every == 0):
+        # Where it is turned on later, or changed, the first step of all is a measurement too.
+        settings = {name: getattr(self.config, name) for name in SETTINGS}
+        begins = NAME not in state.records or self._record.settings not in (None, settings)
+        if begins or (state.step <= self.last and state.step % self.every == 0):
             excess = self.config.measure == "excess"
             exponents = measure_exponents(engine, self.measured, self.specs, self.session.world, excess)
             exponents = {name: value for name, value in exponents.items() if math.isfinite(value)}
             factors = assign_factors(exponents, self.follow, self.config, self.session.run.seed)
             present = self._record.at(max(0, state.step - 1), self.transition)
-            self._record = Factors(state.step, present, dict.fromkeys(present, 1.0) | factors)
+            reached = dict.fromkeys(present, 1.0) | factors
+            self._record = Factors(state.step, present, reached, settings)
             state.records[NAME] = Record(to_dict(self._record))
             values = {f"llr/exponent/{name}": value for name, value in exponents.items()}
             values |= {f"llr/factor/{name}": value for name, value in factors.items()}

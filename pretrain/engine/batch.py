@@ -76,12 +76,11 @@ def share_batch(
         offer = _offer_context_parallel(
             sequences, T, data_parallel, context_parallel, sequence_parts, per_copy
         )
-        ranks = [n for n in divisors(sequences) if sequences // n % per_copy == 0] or divisors(sequences)
+        ranks = [ranks_per_copy * n for n in divisors(sequences) if sequences // n % per_copy == 0]
+        valid = f"valid numbers of ranks are {ranks} (deepspeed --num_accelerators N), or " if ranks else ""
         raise UserError(
             f"global_batch_tokens: {sequences} sequences of {T} tokens cannot be shared evenly by "
-            f"{data_parallel} data-parallel ranks; valid numbers of ranks are "
-            f"{[ranks_per_copy * number for number in ranks]} "
-            f"(deepspeed --num_accelerators N), or give --global_batch_tokens {lower} or "
+            f"{data_parallel} data-parallel ranks; {valid}give --global_batch_tokens {lower} or "
             f"{lower + step}{offer}"
         )
     per_rank = sequences // data_parallel

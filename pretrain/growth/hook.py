@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.declared import from_dict
 from model.errors import UserError
 from model.heads import format_heads
 from pretrain.checkpoint.state import Record, TrainingState
@@ -61,7 +62,10 @@ class Growth(Hook):
         if config.interval < 1:
             self.every = max(self.every, LEAST_INTERVAL.get(config.criterion, 1))
         checks = 1 if config.criterion == "incrt" and config.grow_above is not None else config.calibration
-        self.first = checks * self.every
+        # A run that continues has made some, and a run may begin to grow late.
+        known = from_dict(GrowthState, session.state.record(NAME), "checkpoint: records in state.json", NAME)
+        left = max(1, checks - known.checks)
+        self.first = (session.state.step // self.every + left) * self.every
         self.last = min(run.steps - 1, length_in_steps("growth.until", config.until, run.steps))
         if config.criterion == "gradient" and run.activation_checkpointing:
             raise UserError(
@@ -157,17 +161,19 @@ class Growth(Hook):
         if not config.active:
             return []
         when = f"checked every {self.every} steps up to {self.last:,}, decided from step {self.first:,} on"
+        stays = ""
         if config.schedule:
-            when = f"at steps {', '.join(map(str, sorted(config.schedule)))}"
+            counts, done = config.counts(len(self.model.heads)), session.state.step
+            when = f"at steps {', '.join(map(str, sorted(counts)))}"
+            missed = counts.get(max((step for step in counts if step <= done), default=0), ())
+            if max(counts) <= done and any(n > has for n, has in zip(missed, self.model.heads, strict=False)):
+                stays = f"the steps of growth.schedule are before step {done:,}; give later ones"
+        elif self.first > self.last:
+            stays = f"the last check, at step {self.last:,}, comes before the first decision; "
+            stays += "give growth.interval in steps, less growth.calibration, or more steps"
         budget = f", {config.budget} in all" if config.budget else ""
         lines = [f"growth   {config.criterion}: at most {self.most} heads a layer{budget}; {when}"]
-        if self.first > self.last and not config.schedule:
-            stays = (
-                f"the heads stay as they are: the last check, at step {self.last:,}, comes before the first"
-            )
-            advice = "give growth.interval in steps, less growth.calibration, or more steps"
-            lines.append(log_line("note", f"{stays} decision; {advice}"))
-        return lines
+        return [*lines, *([log_line("note", f"the heads stay as they are: {stays}")] if stays else [])]
 
     # ---------------------------------------------------------------------- parts
 

@@ -29,7 +29,7 @@ def may_change_heads(run: RunConfig) -> bool:
     try:
         return bool(read_state(checkpoint_path(run.folder, steps[-1])).record(NAME))
     except UserError:
-        return False  # damaged: reported when checkpoints are verified
+        return True  # damaged: an older one that takes its place may have any head counts
 
 
 def head_group_sizes(run: RunConfig) -> set[int]:
@@ -109,18 +109,27 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
         UserError: a setting of heads was changed, or t does not divide the width of the heads that grow.
     """
     if saved.run:
+        widths = _head_dims(model)
+        held = {"heads": _spellings(model.heads), "head_dim": _spellings(widths)}
         for section, names in {"": HEADS, "architecture": HEADS, "growth": ("head_dim",)}.items():
             now, before = (each.get(section, {}) if section else each for each in (run.to_dict(), saved.run))
             for name in names:
-                if now.get(name) not in (None, before.get(name)):
-                    kept = f"{format_heads(model.heads)} of width {format_heads(_head_dims(model))}"
+                if now.get(name) not in (None, before.get(name), *held.get(name, ())):
+                    kept = f"{format_heads(model.heads)} of width {format_heads(widths)}"
                     raise UserError(
                         f"{f'{section}.{name}'.lstrip('.')}: {quote(now[name])} is new, and the run keeps "
-                        f"its heads, {kept}; leave it out, or {settings_to_give(is_imported(saved))}"
+                        f"its heads, {kept}; leave it out (--model {run.folder} is the run's own), or "
+                        f"{settings_to_give(is_imported(saved))}"
                     )
     if run.growth.active:
         for head_dim in _head_dims(model):
             check_head_dim(head_dim, run.tensor_parallel)
+
+
+def _spellings(values: tuple[int, ...]) -> list[object]:
+    """How settings may say these values of all layers."""
+    equal = [values[0], [values[0]]] if len(set(values)) == 1 else []
+    return [format_heads(values), list(values), *equal]
 
 
 def _head_dims(model: ModelConfig) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from pretrain.checkpoint.state import TrainingState
 
 NAME = "growth"
 DIRECTIONS = "growth/directions/"
-ADVICE = "restore it, or continue without growth (--growth.criterion none --growth.schedule '{}')"
 
 
 @declared("growth.pending")
@@ -99,7 +98,7 @@ class GrowthState:
         layers = len(ModelConfig.from_json(state.model).heads)
         if any(event.layer >= layers for event in found.events) or len(found.layers) != layers:
             raise UserError(
-                f"checkpoint: growth in state.json is not of a model of {layers} layers; {ADVICE}"
+                f"checkpoint: growth in state.json is not of a model of {layers} layers; restore the file"
             )
         return found
 
@@ -112,7 +111,10 @@ class GrowthState:
         """
         found = cls.from_state(state) or cls.begin(heads)
         if [len(layer.below) for layer in found.layers] != list(heads):
-            raise UserError(f"checkpoint: growth in state.json does not describe the model's heads; {ADVICE}")
+            raise UserError(
+                "checkpoint: growth in state.json does not describe the model's heads; restore it, or "
+                "continue without growth (--growth.criterion none --growth.schedule '{}')"
+            )
         return found
 
     def to_json(self) -> dict[str, Any]:

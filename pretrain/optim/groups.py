@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from model.config import ModelConfig
+from model.errors import UserError
 from model.parameters import ParameterRole, is_hidden, parameter_roles, parameter_specs, takes_muon
 from model.transformer import Transformer
 from pretrain.config.lr_rules import BASE, LearningRateRule, match_rules
@@ -32,6 +33,8 @@ def decays(role: ParameterRole, config: OptimizerConfig) -> bool:
 
 
 SUFFIXES = ("muon", "hidden", "decay", "no_decay")
+LEAST_SHARE = 1e-5
+"""Of its rate that depth_decay may leave a layer whose decay is divided by it."""
 
 
 def group_suffix(role: ParameterRole, config: OptimizerConfig, model: ModelConfig) -> str:
@@ -219,7 +222,8 @@ class GroupRates:
         run: peak, schedule, weight decay and number of steps.
 
     Raises:
-        UserError: a length does not fit into the run.
+        UserError: a length does not fit into the run, or a rule leaves a layer next to nothing of its rate
+            and all of the decay.
     """
 
     def __init__(self, groups: Sequence[Group], run: RunConfig) -> None:
@@ -231,6 +235,15 @@ class GroupRates:
         """By matrix, which has its own group, of the present step: what its spectrum gives
         (pretrain/diagnostics/spectral_rates.py); 1 where it is not there."""
         self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in run.lr_rules}
+        for group in groups:
+            rule = group.rule
+            share = rule.depth_decay**group.depth if rule and not rule.decay_with_lr else 1.0
+            if rule and share < LEAST_SHARE:
+                raise UserError(
+                    f"lr_rules.{rule.name}.depth_decay: {rule.depth_decay:g} leaves {share:.1g} of the rate "
+                    f"{group.depth} layers above the lowest, and decay_with_lr false divides the decay by "
+                    "that; give one nearer to 1, or leave out decay_with_lr"
+                )
 
     def compute(
         self, name: str, step: int, released: Mapping[str, int] = MappingProxyType({})

@@ -182,3 +182,16 @@ def test_factors_stay_with_their_matrices_under_new_rules(small_folder, tmp_path
         factor = before[f"lr/base/{matrix}/decay"] / before["lr/base/no_decay"]
         now = after[f"lr/slow/{matrix}/decay"] / after["lr/base/no_decay"]
         assert factor > 1.01 and now == pytest.approx(0.9 * factor)
+
+
+def test_other_settings_are_a_reason_to_measure(small_folder, tmp_path):
+    """As is being turned on again, also after the last measurement."""
+    flags = f"{LLR} --llr.until 2 --llr.transition 0 --validation.every 0 --name it --steps".split()
+    given = ([], ["--llr.high", "2.0"], ["--llr.high", "2.0"], ["--llr.apply", "none"], ["--llr.high", "2.0"])
+    for steps, more in enumerate(given, 4):
+        run = nano_run(small_folder, tmp_path, *flags, str(steps), *more)
+        assert run_distributed(session, 1, run)[0][1] is None
+    rows = curve(run.folder)
+    assert [row["step"] for row in rows if any("llr/factor" in name for name in row)] == [1, 3, 5, 8]
+    embedding, base = "lr/base/token_embedding/no_decay", "lr/base/no_decay"
+    assert [round(row[embedding] / row[base], 6) for row in rows if embedding in row] == [5] * 4 + [2] * 3

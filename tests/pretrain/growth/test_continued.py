@@ -79,12 +79,29 @@ def test_a_grown_run_is_not_given_other_heads(small_folder, tmp_path):
     run = nano(small_folder, tmp_path, f"{schedule} --steps 2 --validation.every 0")
     assert run_distributed(session, 1, run)[0][1] is None
     for flags, refused in (
-        ("--heads 4x4", "heads: '4x4' is new, and the run keeps its heads, 2x4 of width 16x4"),
+        ("--heads 4x4", "heads: '4x4' is new, and the run keeps its heads, 2x4 of width 16x4; leave it out"),
         ("--architecture.head_dim [8,8,8,8]", "architecture.head_dim: [8, 8, 8, 8] is new"),
         ("--growth.criterion random --growth.head_dim 8", "growth.head_dim: 8 is new"),
     ):
         more = nano(small_folder, tmp_path, f"--steps 3 --validation.every 0 {flags}")
         assert run_distributed(session, 1, more)[0][1].startswith(refused)
+    for step, given in enumerate(("--heads 2x4 --architecture.head_dim 16", f"--model {run.folder}"), 3):
+        more = nano(small_folder, tmp_path, f"--steps {step} --validation.every 0 {given}")
+        assert run_distributed(session, 1, more)[0][1] is None
+        assert heads_at(run, step) == (2, 2, 2, 2)
+
+
+def test_a_run_that_begins_to_grow_late_says_what_it_still_can(small_folder, tmp_path):
+    assert run_distributed(session, 1, nano(small_folder, tmp_path, "--steps 4"))[0][1] is None
+    for flags, said, stays in (
+        ("random --growth.interval 2 --growth.calibration 2", "decided from step 8 on", False),
+        ("random --growth.interval 2 --growth.calibration 4", "decided from step 12 on", True),
+        ('schedule --growth.schedule {"2":"3x4"}', "at steps 2", True),
+        ('schedule --growth.schedule {"2":"3x4","6":"3x4"}', "at steps 2, 6", False),
+    ):
+        run = nano(small_folder, tmp_path, f"--steps 9 --growth.maximum 4 --growth.criterion {flags}")
+        lines = run_distributed(opening_of, 1, run)[0]
+        assert said in lines[0] and any("heads stay as they are" in line for line in lines) == stays
 
 
 def a_check_of_broken_activations(run):

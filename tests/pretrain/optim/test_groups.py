@@ -17,6 +17,7 @@ from pretrain.engine.ds_config_check import read_ds_config
 from pretrain.optim.groups import GroupRates, build_optimizer, parameter_groups, run_groups
 from pretrain.plan.micro_batch import plan_batch
 from tests.helpers.distributed import run_distributed
+from tests.helpers.refusals import refused
 from tests.helpers.training import engine_of
 
 
@@ -182,3 +183,10 @@ def test_one_step_is_adamw():
         kept = before[name] * (1 - 1e-2 * 0.1 * (name in decayed))
         expected = kept - 1e-2 * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_decay_that_nothing_could_hold_is_refused():
+    rule = "[{name: deep, parameters: [ffn], layers: 0-3, depth_decay: 0.01, decay_with_lr: false}]"
+    run = parse_command_line(["--config", "micro", "--lr_rules", rule]).run
+    with refused("lr_rules.deep.depth_decay: 0.01 leaves 1e-06 of the rate 3 layers above the lowest"):
+        GroupRates(run_groups(run, run.build_model_config(300)), run)
