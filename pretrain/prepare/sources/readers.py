@@ -190,7 +190,9 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
     except csv.Error as error:
         if "field limit" in str(error):
             raise too_long() from None
-        raise ValueError(f"line {number + rows.line_num}: {error}") from error
+        # Also in TSV, where some writers put quotes that are text.
+        valid = "quotes inside a field in quotes must be doubled"
+        raise ValueError(f"line {number + rows.line_num}: {error}; {valid}") from error
 
 
 def _find_column(path: Path, column: str, names: list[str]) -> str:
