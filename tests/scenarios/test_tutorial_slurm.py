@@ -26,7 +26,7 @@ def test_its_commands_do_what_it_says(cluster, tmp_path):
     script = ""
     for number, block in enumerate(blocks):
         # The page's runs would take minutes more.
-        shorter = block.replace("--steps 60", "--steps 12").replace("--steps 300", "--steps 100")
+        shorter = block.replace("--steps 60", "--steps 12").replace("--steps 300", "--steps 40")
         script += f"echo '==> {number}'\n{shorter}"
         script += "".join(f"{wait}\n" for text, wait in WAITS.items() if text in block)
     done = run_commands(script, tmp_path, {**cluster.environment, **slurm.ENVIRONMENT})
@@ -37,6 +37,6 @@ def test_its_commands_do_what_it_says(cluster, tmp_path):
     assert len(results[0]) == 1 and results[0] == results[1]
     assert "ranks    2, on" in two and "micro-batch 2 x accumulation 1 x data-parallel 2" in two
     assert re.search(
-        r"requeued, to continue automatically\n(.*\n)*resume .*\n(.*\n)*finished 100 steps", long
+        r"requeued, to continue automatically\n(.*\n)*resume .*\n(.*\n)*finished 40 steps", long
     )
     assert "logits   max" in export and (tmp_path / "hf/long/model.safetensors").is_file()
