@@ -83,9 +83,10 @@ def wait_for_compiler(rank: int) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_stopped_while_compiling(small_folder, tmp_path):
     """The first step compiles; it is finished, and saved, and perhaps one more."""
-    settings = "--compile true --steps 4 --interruption.agreement_seconds 290"
+    settings = "--compile true --heads 2x4 --steps 4 --interruption.agreement_seconds 290"
     arguments = arguments_of(small_folder, tmp_path, settings)
-    with start(arguments, 1, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}) as running:
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    with start(arguments, 1, env=cache) as running:
         running.wait_for("steps    ")
         for process in wait_for_compiler(running.processes[0].pid):  # SLURM warns every process of a step
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -95,7 +96,7 @@ def test_stopped_while_compiling(small_folder, tmp_path):
         finished = running.wait(290)
     assert finished.returncodes == [STOPPED], finished.output
     assert [row["step"] for row in curve(tmp_path / "nano")] in ([1], [1, 2])
-    again = launch(arguments, 1)
+    again = launch(arguments, 1, env=cache)
     assert again.returncode == 0 and "resume   from" in again.output, again.output
     assert [row["step"] for row in curve(tmp_path / "nano")] == [1, 2, 3, 4]
 

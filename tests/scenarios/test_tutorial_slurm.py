@@ -36,7 +36,5 @@ def test_its_commands_do_what_it_says(cluster, tmp_path):
     results = [re.findall(r"^result .*", text, re.MULTILINE) for text in (local, job)]
     assert len(results[0]) == 1 and results[0] == results[1]
     assert "ranks    2, on" in two and "micro-batch 2 x accumulation 1 x data-parallel 2" in two
-    assert re.search(
-        r"requeued, to continue automatically\n(.*\n)*resume .*\n(.*\n)*finished 40 steps", long
-    )
+    assert re.search(r"requeued, to continue automatically\n(.*\n)*resume .*\n(.*\n)*finished 40 steps", long)
     assert "logits   max" in export and (tmp_path / "hf/long/model.safetensors").is_file()

@@ -114,7 +114,9 @@ def test_the_folder_is_the_one_that_torch_takes(monkeypatch, tmp_path, user):
 def test_a_run_loads_no_code_that_others_could_have_planted(monkeypatch, small_folder, tmp_path):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it in a process that compiles
     folder = planted(tmp_path / f"torchinductor_{getpass.getuser()}")
-    arguments = nano_arguments(small_folder, tmp_path / "runs", "--steps", "2", "--compile", "true")
+    arguments = nano_arguments(
+        small_folder, tmp_path / "runs", "--heads", "2x4", "--steps", "2", "--compile", "true"
+    )
     variables = {"TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "mine")}
     done = launch(arguments, env=variables, timeout=300)
     assert done.returncode == 0 and "others can write to it" in done.output, done.output
