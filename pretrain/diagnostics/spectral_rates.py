@@ -149,6 +149,7 @@ class SpectralRates(Hook):
     def __init__(self, session: Session) -> None:
         run, self.session = session.run, session
         self.config: LLRConfig = run.llr
+        self.settings = {name: getattr(run.llr, name) for name in SETTINGS}
         self._record: Factors | None = None
         self.every = max(1, length_in_steps("llr.every", run.llr.every, run.steps))
         self.last = length_in_steps("llr.until", run.llr.until, run.steps)
@@ -183,8 +184,7 @@ class SpectralRates(Hook):
             self._record = from_dict(Factors, state.record(NAME), where, NAME)
         values: dict[str, float] = {}
         # Where it is turned on later, or changed, the first step of all is a measurement too.
-        settings = {name: getattr(self.config, name) for name in SETTINGS}
-        begins = NAME not in state.records or self._record.settings not in (None, settings)
+        begins = NAME not in state.records or self._record.settings not in (None, self.settings)
         if begins or (state.step <= self.last and state.step % self.every == 0):
             excess = self.config.measure == "excess"
             exponents = measure_exponents(engine, self.measured, self.specs, self.session.world, excess)
@@ -192,7 +192,7 @@ class SpectralRates(Hook):
             factors = assign_factors(exponents, self.follow, self.config, self.session.run.seed)
             present = self._record.at(max(0, state.step - 1), self.transition)
             reached = dict.fromkeys(present, 1.0) | factors
-            self._record = Factors(state.step, present, reached, settings)
+            self._record = Factors(state.step, present, reached, self.settings)
             state.records[NAME] = Record(to_dict(self._record))
             values = {f"llr/exponent/{name}": value for name, value in exponents.items()}
             values |= {f"llr/factor/{name}": value for name, value in factors.items()}

@@ -164,9 +164,9 @@ class Growth(Hook):
         stays = ""
         if config.schedule:
             counts, done = config.counts(len(self.model.heads)), session.state.step
-            when = f"at steps {', '.join(map(str, sorted(counts)))}"
-            missed = counts.get(max((step for step in counts if step <= done), default=0), ())
-            if max(counts) <= done and any(n > has for n, has in zip(missed, self.model.heads, strict=False)):
+            when, last = f"at steps {', '.join(map(str, counts))}", max(counts)
+            missed = zip(counts[last], self.model.heads, strict=True)
+            if last <= done and any(asked > has for asked, has in missed):
                 stays = f"the steps of growth.schedule are before step {done:,}; give later ones"
         elif self.first > self.last:
             stays = f"the last check, at step {self.last:,}, comes before the first decision; "

@@ -108,8 +108,8 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
     Raises:
         UserError: a setting of heads was changed, or t does not divide the width of the heads that grow.
     """
+    widths = _head_dims(model)
     if saved.run:
-        widths = _head_dims(model)
         held = {"heads": _spellings(model.heads), "head_dim": _spellings(widths)}
         for section, names in {"": HEADS, "architecture": HEADS, "growth": ("head_dim",)}.items():
             now, before = (each.get(section, {}) if section else each for each in (run.to_dict(), saved.run))
@@ -122,7 +122,7 @@ def check_kept_heads(run: RunConfig, saved: TrainingState, model: ModelConfig) -
                         f"{settings_to_give(is_imported(saved))}"
                     )
     if run.growth.active:
-        for head_dim in _head_dims(model):
+        for head_dim in widths:
             check_head_dim(head_dim, run.tensor_parallel)
 
 

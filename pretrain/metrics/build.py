@@ -70,8 +70,10 @@ def build_metrics(
 def _study(run: RunConfig) -> str | None:
     """The name of the study that a run is part of; pilots have that of their study in front."""
     folder = Path(run.runs_dir).resolve()
-    names = [each.name for each in (folder.parent, folder) if (each / "study.yaml").is_file()]
-    return "-".join(names) if names[-1:] == [folder.name] else None
+    if not (folder / "study.yaml").is_file():
+        return None
+    pilots = (folder.parent / "study.yaml").is_file()
+    return f"{folder.parent.name}-{folder.name}" if pilots else folder.name
 
 
 def describe_mfu(flops: float, peak: float, source: str) -> str:

@@ -181,8 +181,7 @@ def _states(study: Study) -> list[str]:
     for planned in study.runs:
         state, metrics = results.run_state(study, planned)
         step = f"{metrics[-1]['step'] if metrics else 0:,}/{planned.run.steps:,}"
-        kept = results.recorded_result(study, planned)
-        reason = kept.failure if kept else results.failure(planned)
+        reason = results.failure(study, planned)
         text = f"{state} ({reason})" if state == "failed" and reason else state
         rows.append((str(numbers[planned.name]), planned.name, text, step))
     notes = []

@@ -33,7 +33,8 @@ LAYERS = re.compile(r"(?:architecture\.)?(\w+)\[(\d{1,4})(?::(\d{1,4}))?\]")
 OPTIONS = {item.name for item in fields(LevelFile)}
 ROUNDING = {"threads", "compile", "fused", "attention"}
 NOT_THE_RUN = {"name", "runs_dir", "resume", "recipe", "data_root", "logging", "interruption"} | ROUNDING
-"""Settings that do not change what a run computes, or only its rounding."""
+NOT_THE_RUN |= {"checkpoint.mirror", "checkpoint.mirror_reserve"}
+"""Settings, and sections, that do not change what a run computes, or only its rounding."""
 NOT_COMPARED = NOT_THE_RUN - ROUNDING | {"model", "heads", "architecture"}
 """Settings that make two variants no different: the last three are in the model's own."""
 VARIANT = "variant"
@@ -104,8 +105,8 @@ def parse_study(
     load = _Recipes(file.recipes or {})
     variants = {each.name: each for each in _make_variants(file, flags, tuned, made, load)}
     # A folder and a record hold what their runs were trained with, whatever becomes of the recipe's file.
-    file = replace(file, recipes=load.used)
     keys["recipes"] = load.used
+    file = replace(file, recipes=keys["recipes"])
     if file.baseline:
         variants = dict(_with_controls(variants, file.baseline, levels))
     runs = tuple(PlannedRun(variant, seed, out) for seed in file.seeds for variant in variants.values())
@@ -328,18 +329,21 @@ class _Recipes:
 
     def __init__(self, given: Mapping[str, Settings]) -> None:
         self._given = given
-        self.used: dict[str, Settings] = {}
+        self._read: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def used(self) -> dict[str, Settings]:
         """Settings of those that were asked for, as in the study's file."""
+        return {key: nest(values) for key, values in self._read.items()}
 
     def __call__(self, name: str | None) -> Recipe:
         key = name or DEFAULT_RECIPE
-        if key not in self.used:
+        if key not in self._read:
             if key in self._given:
-                values: Mapping[str, Any] = flatten(self._given[key], f"recipes.{key}")
+                self._read[key] = {"recipe": Path(key).stem} | flatten(self._given[key], f"recipes.{key}")
             else:
-                values = load_recipe(key, "study: recipe").values
-            self.used[key] = nest({name: value for name, value in values.items() if name != "recipe"})
-        return Recipe({"recipe": Path(key).stem} | flatten(self.used[key]), name is None)
+                self._read[key] = load_recipe(key, "study: recipe").values
+        return Recipe(self._read[key], name is None)
 
 
 def _make_variants(

@@ -66,11 +66,6 @@ class RunResult:
         values = [row[measure] for row in self.rows if measure in row]
         return fmean(values[-last:]) if self.state == "finished" and len(values) >= last else None
 
-    def score(self, name: str) -> float | None:
-        """A metric of the last step; None unless the run is finished and has it."""
-        found = self.rows[-1].get(name) if self.state == "finished" and self.rows else None
-        return found if self.step == self.planned.run.steps else None
-
     @cached_property
     def head_history(self) -> dict[int, tuple[int, ...]]:
         """The heads of every layer from a step on: at step 0, at each check of growth, and at the last row;
@@ -144,7 +139,7 @@ def load_results(study: Study) -> list[RunResult]:
         state, rows = run_state(study, planned)
         steps = checkpoint_steps(planned.folder)
         saved = read_state(checkpoint_path(planned.folder, steps[-1])) if steps else None
-        results.append(RunResult(planned, state, rows, saved, failure(planned)))
+        results.append(RunResult(planned, state, rows, saved, failure(study, planned)))
     return results
 
 
@@ -172,26 +167,21 @@ def run_state(study: Study, planned: PlannedRun) -> tuple[State, list[dict[str, 
     if (kept := recorded_result(study, planned)) is not None:
         return kept.state, kept.rows
     if not planned.folder.is_dir():
-        return ("failed" if failure(planned) else "missing"), []
+        return ("failed" if failure(study, planned) else "missing"), []
     rows = read_metrics(planned.folder, of_few=False)  # pairs have scores of the same items
     newest, steps = read_text_or_nothing(planned.folder / "latest", 1000), planned.run.steps
     measured = any(row["step"] == steps and study.file.measure in row for row in rows[-1:])
     if measured and newest == f"step_{steps:06d}":
         return "finished", rows
-    return ("failed" if failure(planned) else "unfinished"), rows
+    return ("failed" if failure(study, planned) else "unfinished"), rows
 
 
 def list_unfinished(study: Study) -> list[PlannedRun]:
     """The runs to train, in the study's order: those that are not finished. A pilot that diverged would do so
     again, so its value is out."""
     left = (run for run in study.runs if run_state(study, run)[0] != "finished")
-    return [run for run in left if not (study.pilots and _diverged(study, run))]
-
-
-def _diverged(study: Study, planned: PlannedRun) -> bool:
-    kept = recorded_result(study, planned)
-    reason = kept.failure if kept else failure(planned)
-    return re.search(rf"\bexit (code|status) {DIVERGED}\b", reason) is not None
+    diverged = re.compile(rf"\bexit (code|status) {DIVERGED}\b")
+    return [run for run in left if not (study.pilots and diverged.search(failure(study, run)))]
 
 
 def task_names(study: Study) -> list[str]:
@@ -214,8 +204,10 @@ def describe_unnamed(study: Study) -> str:
     return f"the folder also holds {what}" if names else ""
 
 
-def failure(planned: PlannedRun) -> str:
+def failure(study: Study, planned: PlannedRun) -> str:
     """A one-line message about what ended the run's last attempt; empty if nothing did."""
+    if (kept := recorded_result(study, planned)) is not None:
+        return kept.failure
     return read_text_or_nothing(failed_mark(planned))
 
 
@@ -228,9 +220,7 @@ def differing_settings(run: RunConfig, other: RunConfig) -> dict[str, tuple[Any,
     """The settings of two runs that differ, by name, without those that no result depends on."""
     differing = diff_settings(run, other)
     return {
-        key: values
-        for key, values in differing.items()
-        if key.split(".")[0] not in NOT_THE_RUN and not key.startswith("checkpoint.mirror")
+        key: values for key, values in differing.items() if NOT_THE_RUN.isdisjoint({key, key.split(".")[0]})
     }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
+from functools import partial
 
 from model.heads import format_heads
+from pretrain.study.results import RunResult
 from pretrain.study.settings import label
 from pretrain.study.statistics.paired import Estimate, fits_disagree
 from pretrain.study.summaries import Contrasted, Sample, Summary, View, collect_values
@@ -128,7 +129,7 @@ def _scores(summaries: Sequence[Summary]) -> Iterator[Row]:
     rows = [run.rows[-1] for summary in summaries for run in summary.finished]
     for key in sorted({key for row in rows for key in row if key.startswith(EVALUATION)}):
         for summary in summaries:
-            score = methodcaller("score", key)
+            score = partial(_last_value, key)
             if values := collect_values(summary.runs, score):
                 yield {
                     "task/metric": key.removeprefix(EVALUATION),
@@ -137,6 +138,11 @@ def _scores(summaries: Sequence[Summary]) -> Iterator[Row]:
                     "mean ± sd": _spread(values),
                     "Δ [95 % interval]": _difference(summary.differences_of(score)),
                 }
+
+
+def _last_value(key: str, run: RunResult) -> float | None:
+    """Of a finished run's last step."""
+    return run.rows[-1].get(key)
 
 
 def _runs(view: View, summary: Summary) -> Iterator[Row]:

@@ -17,11 +17,7 @@ from pretrain.runtime.signals import STOPPED
 from pretrain.study.planned import STUDY_FILE, Study
 from pretrain.study.planning import build_pilot, list_parts, parse_study, reread
 from pretrain.study.register import register
-from pretrain.study.results import (
-    check_settings,
-    list_unfinished,
-    load_results,
-)
+from pretrain.study.results import check_settings, list_unfinished, load_results
 from pretrain.study.running.scheduler import Scheduler, check_runs, slots, write_study
 from pretrain.study.running.slurm import sbatch_commands, submit
 from pretrain.study.settings import label
@@ -139,7 +135,7 @@ def _choose(study: Study, pilot: Study, dry_run: bool) -> bool:
 
 
 def _check_for_jobs(study: Study) -> None:
-    """Reject a study whose recipes and data are not found from where jobs look for them."""
+    """Reject a study whose ds_config or data are not found from where jobs look for them."""
     try:
         with contextlib.chdir(ROOT):
             check_runs(parse_study(study.text, study.name, study.folder, pilots=study.pilots))
