@@ -22,9 +22,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
-# Tests wait for other processes half of the time, so two run side by side, each with its file's fixtures.
-TEST_PROCESSES ?= 2
-PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --durations 40 $(PYTEST_ARGS)
+# Side by side, each with its file's fixtures. The quick tests wait for other processes part of the time; the
+# slow ones rarely do, and have deadlines.
+test quick: TEST_PROCESSES ?= 3
+test-slow: TEST_PROCESSES ?= 2
+PYTEST = python -m pytest -n $(TEST_PROCESSES) --dist loadfile --durations 40 $(PYTEST_ARGS)
 
 VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate

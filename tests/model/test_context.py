@@ -53,7 +53,8 @@ def test_equals_one_rank(context_parallel):
 @pytest.mark.parametrize(
     ("context_parallel", "tensor_parallel", "batch", "options"),
     [
-        (2, 2, 1, {}),  # the query form: rows of a rank are two parts of its chunks
+        # the query form: rows of a rank are two parts of its chunks
+        pytest.param(2, 2, 1, {}, marks=pytest.mark.slow),
         pytest.param(2, 2, 2, {"sequence_parallel": True}, marks=pytest.mark.slow),
         pytest.param(3, 2, 2, {}, marks=pytest.mark.slow),
         pytest.param(4, 2, 1, {"sequence_parallel": True}, marks=pytest.mark.slow),

@@ -108,7 +108,7 @@ def small_presets() -> list[tuple[str, ModelConfig, int]]:
     return [(name, config, t) for config, (name, t) in seen.items()]
 
 
-@pytest.mark.parametrize("gate", ["none", "head", "element"])
+@pytest.mark.parametrize("gate", ["head", *slow(["none", "element"])])
 def test_absent_parts_and_gates_with_sequence_parallelism(gate):
     widths = {"heads": (0, 3, 4, 0), "kv_heads": (0, 1, 4, 0), "head_dim": (2, 12, 12, 2)}
     widths |= {"ffn_width": (12, 0, 24, 6)}
@@ -171,7 +171,7 @@ def bytes_sent(config, batch, dtype, checkpointing=False):
 
 @pytest.mark.parametrize(
     ("tensor_parallel", "dtype", "name"),
-    [(2, torch.bfloat16, "bf16"), (3, torch.float64, "fp64"), (4, torch.float32, "fp32")],
+    [(2, torch.bfloat16, "bf16"), *slow([(3, torch.float64, "fp64"), (4, torch.float32, "fp32")])],
 )
 def test_bytes_sent_equal_the_plan(tensor_parallel, dtype, name):
     cases = (

@@ -55,18 +55,19 @@ def test_streamed_pieces_of_text_that_ends_in_half_a_character(small):
 
 
 @pytest.fixture(scope="module")
-def run_and_exports(small_folder, tmp_path_factory):
-    root = tmp_path_factory.mktemp("generate")
-    run = trained(small_folder, root / "runs", "prism").folder
-    for name in ("native", "llama"):
-        assert convert.main([str(run), "--out", str(root / name), "--format", name]) == 0
-    return run, root / "native", root / "llama"
+def run(small_folder, tmp_path_factory):
+    return trained(small_folder, tmp_path_factory.mktemp("runs"), "prism").folder
+
+
+def export(run, out, name):
+    assert convert.main([str(run), "--out", str(out), "--format", name]) == 0
+    return out
 
 
 @pytest.mark.slow
-def test_the_command_says_the_same_for_run_and_exports(run_and_exports, capsys):
+def test_the_command_says_the_same_for_run_and_exports(run, tmp_path, capsys):
     printed = []
-    for folder in run_and_exports:
+    for folder in (run, *(export(run, tmp_path / name, name) for name in ("native", "llama"))):
         capsys.readouterr()
         assert command.main([str(folder), "--prompt", "def main(", "--tokens", "70", "--seed", "3"]) == 0
         printed.append(capsys.readouterr().out)
@@ -74,14 +75,14 @@ def test_the_command_says_the_same_for_run_and_exports(run_and_exports, capsys):
     assert printed[0].startswith("def main(") and len(printed[0]) > 20
 
 
-def test_without_a_prompt_a_document_is_made_up(run_and_exports, capsys):
-    assert command.main([str(run_and_exports[0]), "--tokens", "5"]) == 0
+def test_without_a_prompt_a_document_is_made_up(run, capsys):
+    assert command.main([str(run), "--tokens", "5"]) == 0
     assert capsys.readouterr().out.strip()
 
 
-def test_a_note_says_that_a_prompt_ends_in_a_token_for_the_space(run_and_exports, capsys):
+def test_a_note_says_that_a_prompt_ends_in_a_token_for_the_space(run, capsys):
     for prompt, noted in (("return", False), ("return ", True)):
-        assert command.main([str(run_and_exports[0]), "--tokens", "1", "--prompt", prompt]) == 0
+        assert command.main([str(run), "--tokens", "1", "--prompt", prompt]) == 0
         assert ("the prompt ends in a space" in capsys.readouterr().err) is noted
 
 
@@ -96,13 +97,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED.items())
-def test_bad_input_is_one_line(arguments, words, run_and_exports, tmp_path, capsys):
-    run, native, _ = run_and_exports
+def test_bad_input_is_one_line(arguments, words, run, tmp_path, capsys):
+    native = write_folder(network("prism"), tmp_path / "native") if "{native}" in arguments else None
     filled = [text.format(run=run, native=native, empty=tmp_path) for text in arguments.split()]
     assert words in refusal(capsys, command.main, *filled)
 
 
-def test_a_folder_with_code_of_its_own_is_not_run(run_and_exports, tmp_path, capsys):
+def test_a_folder_with_code_of_its_own_is_not_run(tmp_path, capsys):
     config = '{"model_type": "theirs", "auto_map": {"AutoConfig": "evil.Config"}}'
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")

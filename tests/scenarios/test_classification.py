@@ -101,7 +101,8 @@ def test_other_worlds_give_the_same_losses_and_go_on_from_each_other(
     assert np.allclose(found[:3], expected[:3], rtol=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_heads_grow_and_padding_is_not_measured(corpus, tmp_path, capsys, ranks):
     growth = "--growth.criterion incrt --growth.maximum 3 --growth.interval 2 --growth.average 0"
     growth += " --growth.calibration 1"

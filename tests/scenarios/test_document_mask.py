@@ -130,11 +130,12 @@ def masked_run(folder, runs, *more):
 
 
 SLOW = [
+    (1, 3, "--tensor_parallel 1"),
     (2, 2, "--tensor_parallel 2 --compile true"),
     (2, 3, f"--tensor_parallel 2 {SAVING}"),
     (4, 1, "--tensor_parallel 4"),
 ]
-WORLDS = [(1, 3, "--tensor_parallel 1"), (2, 1, "--tensor_parallel 2"), *slow(SLOW)]
+WORLDS = [(2, 1, "--tensor_parallel 2"), *slow(SLOW)]
 
 
 @pytest.mark.parametrize(("world", "stage", "options"), WORLDS)

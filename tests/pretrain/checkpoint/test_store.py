@@ -225,7 +225,7 @@ def session_on_full_disk(run, rank, room, steps):
         RankWriter._write = original
 
 
-@pytest.mark.parametrize(("rank", "room"), [(0, 20_000), (1, 0)])
+@pytest.mark.parametrize(("rank", "room"), [(0, 20_000), *slow([(1, 0)])])
 def test_full_disk_keeps_the_older_checkpoint(small_folder, tmp_path, rank, room):
     run = nano_run(small_folder, tmp_path)
     for _, error in run_distributed(session_on_full_disk, 2, run, rank, room, 8, timeout=120):

@@ -39,12 +39,10 @@ def split(rows):
     return plain, {step: row for step, row in measured.items() if row}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "stage", "precision", "tensor_parallel"),
-    [
-        (2, 3, "fp32", 1),
-        pytest.param(2, 2, "bf16", 2, marks=pytest.mark.slow),
-    ],
+    [(2, 3, "fp32", 1), (2, 2, "bf16", 2)],
 )
 def test_training_numbers_are_the_same_bits(small_folder, tmp_path, ranks, stage, precision, tensor_parallel):
     rows = {}

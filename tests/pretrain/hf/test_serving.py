@@ -16,7 +16,6 @@ from transformers import AttentionInterface, AutoConfig, AutoModel
 
 from pretrain.hf.modeling_head_schedule import HeadScheduleAttention, HeadScheduleForCausalLM
 from tests.helpers.distributed import run_distributed
-from tests.helpers.marks import slow
 from tests.helpers.networks import CONFIGS, network, relative, tokens
 
 FP32 = 1e-5
@@ -174,7 +173,8 @@ def tensor_parallel_logits(folder, ids):
     return logits, local.shape[0], text
 
 
-@pytest.mark.parametrize("name", ["gpt2", *slow(["grouped"])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "grouped"])
 def test_tensor_parallel_logits_equal_ours(name, folders):
     """Two gloo ranks, every head count even: each has half of every layer's heads."""
     ids = tokens(1, 24)

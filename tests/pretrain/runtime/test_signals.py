@@ -76,7 +76,10 @@ def test_a_signal_only_leaves_a_note(number, code):
         assert program.end() == (0, f"{number.name} {code}\n")
 
 
-@pytest.mark.parametrize("number", [n for n in HEARD if n != signal.SIGTERM])
+OTHERS = [number for number in HEARD if number not in (signal.SIGTERM, signal.SIGINT)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(OTHERS)])
 def test_a_compiler_survives_what_asks_its_rank_to_stop(number):
     """The terminal sends Ctrl-C to every process of a run, SLURM its warning."""
     body = """
