@@ -64,7 +64,7 @@ def run_generate(arguments: Sequence[str]) -> None:
     predict = (
         make_cached_predictor(model.network)
         if model.step is not None
-        else make_exported_predictor(model.network)
+        else make_exported_predictor(model.network, model.tokenizer.vocab_size)
     )
     given = tokenizer.encode(options.prompt)
     prompt = given or [tokenizer.end_of_document]
@@ -82,8 +82,12 @@ def run_generate(arguments: Sequence[str]) -> None:
     print()
 
 
-def make_exported_predictor(network: Any) -> Predict:
-    """Like model.sampling.make_cached_predictor, for a transformers model."""
+def make_exported_predictor(network: Any, ids: int | None = None) -> Predict:
+    """Like model.sampling.make_cached_predictor, for a transformers model.
+
+    Args:
+        ids: number of ids of the tokenizer; an embedding may have more rows.
+    """
     from model.sampling import make_incremental_predictor
     from pretrain.hf.modeling_head_schedule import CACHE_NAME
 
@@ -93,10 +97,10 @@ def make_exported_predictor(network: Any) -> Predict:
         nonlocal cache
         output = network(new, use_cache=True, logits_to_keep=1, **{CACHE_NAME: cache})
         cache = output[CACHE_NAME]
-        return output.logits[:, -1]
+        return output.logits[:, -1, :ids]
 
     def logits_of(window: Tensor) -> Tensor:
-        return network(window, use_cache=False).logits
+        return network(window, use_cache=False).logits[..., :ids]
 
     return make_incremental_predictor(
         append, logits_of, network.config.max_position_embeddings, network.device

@@ -9,6 +9,7 @@ it, then ``--data_dir DIR`` here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -150,7 +151,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         follow(
             Path(options.model),
             settings_of(options, tasks),
-            lambda step: headline(score_step(step)[2]),
+            lambda step: headline(score_step(step)[2], tasks),
             world,
             options.follow_timeout or TIMEOUT,
         )
@@ -159,13 +160,13 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     newest, earlier = options.step, list[int]()
     if options.last > 1 or world.size > 1:  # else open_model looks for the newest, and hashes it once
         newest, earlier = world.on_rank_zero(lambda: _choose_steps(options, holds))
-    scored = [headline(score_step(step)[2]) for step in earlier]
+    scored = [headline(score_step(step)[2], tasks) for step in earlier]
     model, step, results = score_step(newest)
-    scored.append(headline(results))
+    scored.append(headline(results, tasks))
     scores = {name: fmean(each[name] for each in scored) for name in scored[-1]}
     if not world.is_main:
         return
-    print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
+    print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results, tasks)}))
     if model.truncated:
         too_long = f"{model.truncated:,} texts did not fit the context of {model.max_length}"
         print(log_line("note", f"{too_long} with their answers, and were cut on the left"))
@@ -173,7 +174,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         print(log_line("means", f"of {len(scored)} checkpoints, the table's and those before it: {shown}"))
     where = "evaluation.json" if step is None else f"evaluation/step_{step:06d}.json"
-    out = Path(options.out or Path(options.model, where))
+    out = Path(options.out) if options.out else _choose_file(Path(options.model, where), options, tasks)
     theirs = out.with_name(f"{out.stem}.lm_eval.json")
     record = {
         "model": options.model,
@@ -181,6 +182,8 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         "earlier_steps": earlier,
         "tasks": tasks,
         "limit": options.limit,
+        "num_fewshot": options.num_fewshot,
+        "dtype": options.dtype,
         "scores": scores,
         "results": results["results"],
         "items": results["n-samples"],
@@ -257,6 +260,22 @@ def check_followed(options: EvaluationOptions) -> None:
             f"model: {str(folder.parent)!r} is not a folder; give a run that trains, or will, such as "
             "runs/NAME"
         )
+
+
+def _choose_file(first: Path, options: EvaluationOptions, tasks: list[str]) -> Path:
+    """The file for a record: *first*, or where that has scores of other settings, its name with a number."""
+    from pretrain.evaluation.follow import settings_of
+
+    settings, path = settings_of(options, tasks), first
+    for number in itertools.count(2):
+        try:
+            held = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            break
+        if isinstance(held, dict) and {name: held.get(name) for name in settings} == settings:
+            break
+        path = first.with_name(f"{first.stem}-{number}.json")
+    return path
 
 
 def _to_lm_eval_record(options: EvaluationOptions, results: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,6 +56,8 @@ class Writing:
     text: str = ""
     """What is written, up to the first of *until*."""
     done: bool = False
+    failed: bool = False
+    """Whether its logits were not finite."""
 
     def add(self, token: int, tokenizer: Tokenizer) -> None:
         """Write a token."""
@@ -117,6 +120,8 @@ class ZeroShotModel(TemplateLM):
             # Batches are shared among ranks by their number: all must form the same ones.
             batch_tokens = min(world.gather(min(MOST_TOKENS[kind], int(room) // (8 * tokenizer.vocab_size))))
         self.batch_tokens = batch_tokens
+        self.logits_dtype = torch.float32
+        """Of the last forward pass."""
         self.truncated = 0
         """Requests that did not fit the context."""
 
@@ -169,7 +174,17 @@ class ZeroShotModel(TemplateLM):
         with torch.no_grad():
             while left := self._share_work([row for row in mine if not row.done]):
                 self._write(self._take_fitting(left))
-        return [text for _, text in sorted(self._gather_copies([(row.index, row.text) for row in mine]))]
+        found = sorted(self._gather_copies([(row.index, row.text, row.failed) for row in mine]))
+        self._check_finite(not any(failed for *_, failed in found))
+        return [text for _, text, _ in found]
+
+    def _check_finite(self, finite: bool) -> None:
+        """Raises UserError, on every rank, unless all logits are *finite*: lm-eval would take the first
+        answer for the likeliest."""
+        if not finite:
+            dtype = str(self.logits_dtype).removeprefix("torch.")
+            wider = "" if dtype == "float32" else ", or compute in float32 or bfloat16"
+            raise UserError(f"model: its logits are not finite in {dtype}; give an earlier checkpoint{wider}")
 
     def _gather_copies(self, results: list[T]) -> list[T]:
         """The *results* of all copies of the model. Collective."""
@@ -184,7 +199,9 @@ class ZeroShotModel(TemplateLM):
         tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
         for place, row in enumerate(rows):
             tokens[place, : len(row)] = torch.tensor(row)
-        return self.logits_of(tokens.to(self.world.device))
+        logits = self.logits_of(tokens.to(self.world.device))
+        self.logits_dtype = logits.dtype
+        return logits
 
     def _prepare_writing(self, index: int, context: str, wanted: dict[str, Any]) -> Writing:
         """A request as lm-eval's models read it: the context is cut on the left where it leaves no room."""
@@ -213,11 +230,13 @@ class ZeroShotModel(TemplateLM):
     def _write(self, rows: list[Writing]) -> None:
         """One token for each row."""
         for row, row_logits in zip(rows, self._logits([row.tokens for row in rows]), strict=True):
-            if not row.done:
-                row.add(
-                    self._choose_token(row, row_logits[len(row.tokens) - 1].float().cpu()),
-                    self.text_tokenizer,
-                )
+            if row.done:
+                continue
+            # An embedding may have rows that stand for no token.
+            last = row_logits[len(row.tokens) - 1, : self.text_tokenizer.vocab_size].float().cpu()
+            row.failed = row.done = not bool(last.max().isfinite())
+            if not row.failed:
+                row.add(self._choose_token(row, last), self.text_tokenizer)
 
     def _choose_token(self, row: Writing, logits: Tensor) -> int:
         """The next token of a row, given logits [vocabulary]. A sample depends on the row alone."""
@@ -237,6 +256,7 @@ class ZeroShotModel(TemplateLM):
         if 0 < len(batches) % copies <= rank:
             self._score(batches[0])  # the others make one pass more
         ordered = sorted(self._gather_copies(results))
+        self._check_finite(not any(math.isnan(score) for _, score, _ in ordered))
         assert [index for index, *_ in ordered] == list(range(len(requests)))
         return [(score, greedy) for _, score, greedy in ordered]
 

@@ -213,18 +213,20 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
             logger.setLevel(level)
 
 
-def drop_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """lm-eval's scores by task, with groups instead of their many subtasks."""
+def drop_subtasks(results: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """lm-eval's scores by task, with groups instead of their many subtasks, but for those among *tasks*.
+    Groups without a score, whose YAML has no aggregate_metric_list, are left out, and their subtasks stay."""
+    scored = {name: each for name, each in results["results"].items() if any("," in key for key in each)}
     groups = results.get("group_subtasks", {}).items()
-    subtasks = {name for group, names in groups if group in results["results"] for name in names}
-    return {task: values for task, values in results["results"].items() if task not in subtasks}
+    subtasks = {name for group, names in groups if group in scored for name in names}
+    return {name: each for name, each in scored.items() if name in tasks or name not in subtasks}
 
 
-def headline(results: Mapping[str, Any]) -> dict[str, float]:
+def headline(results: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, float]:
     """Return the scores as ``task/metric`` -> value; a metric that a task has of several filters, as
-    ``task/metric,filter``."""
+    ``task/metric,filter``. *tasks* as for drop_subtasks."""
     scores = {}
-    for task, values in drop_subtasks(results).items():
+    for task, values in drop_subtasks(results, tasks).items():
         known = [
             (key.partition(",")[0], key, value)
             for key, value in values.items()

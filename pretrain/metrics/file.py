@@ -277,13 +277,26 @@ def _rows(path: Path, of_few: bool = True) -> Iterator[dict[str, Any]]:
         reached = last_step(path)
         for row in read_rows(path / EVALUATION_NAME):
             if row["step"] <= reached:
-                settings = row.get("scored")
-                limited = isinstance(settings, dict) and settings.get("limit") is not None
-                kept = {name: value for name, value in row.items() if name not in OF_SCORES}
-                (few if limited else of_all).append(kept)
-    yield from few if of_few else ()
+                (of_all if _settings(row).get("limit") is None else few).append(row)
+    yield from _scores_alike(few) if of_few else ()
     yield from read_rows(path)
-    yield from of_all
+    yield from _scores_alike(of_all)
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the scores of a row of evaluation.jsonl depend on."""
+    settings = row.get("scored")
+    return settings if isinstance(settings, dict) else {}
+
+
+def _scores_alike(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows without what is OF_SCORES, and without scores that were computed with other few-shot
+    examples or in another dtype than the newest of the same name: they are no points of its curve."""
+    computed = [(row, tuple(_settings(row).get(name) for name in ("num_fewshot", "dtype"))) for row in rows]
+    newest = {name: how for row, how in computed for name in row if "/" in name}
+    for row, how in computed:
+        names = [name for name in row if name not in OF_SCORES and newest.get(name, how) == how]
+        yield {name: row[name] for name in names}
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

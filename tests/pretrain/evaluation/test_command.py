@@ -143,6 +143,22 @@ def test_batch_size_changes_no_score(folders, data_dir, tmp_path):
     assert one == pytest.approx(many, rel=1e-5)
 
 
+def test_scores_of_other_settings_are_not_replaced(tmp_path):
+    def written(tasks, **settings):
+        options = evaluation.EvaluationOptions("runs/a", **settings)
+        path = evaluation._choose_file(tmp_path / "step_8.json", options, tasks)
+        path.write_text(
+            json.dumps({"tasks": tasks, "limit": options.limit, "num_fewshot": options.num_fewshot})
+        )
+        return path.name
+
+    assert written(["piqa"]) == written(["piqa"]) == "step_8.json"
+    assert written(["piqa"], limit=10) == "step_8-2.json" and written(["arc_easy"]) == "step_8-3.json"
+    assert (
+        written(["piqa"], limit=10) == "step_8-2.json" and written(["piqa"], num_fewshot=5) == "step_8-4.json"
+    )
+
+
 def evaluated(arguments):
     """The command inside a rank of a test pool."""
     import os

@@ -207,6 +207,41 @@ def test_scores_of_several_filters_are_all_kept():
     }
 
 
+def test_a_group_hides_its_subtasks_if_it_has_a_score():
+    score = {"acc,none": 0.5, "alias": "x"}
+    results = {"mean": score, "list": {"alias": "list"}, "a": score, "b": score, "c": score}
+    groups = {"mean": ["a", "b"], "list": ["c", "a"]}
+    found = {"results": results, "group_subtasks": groups}
+    assert [*headline(found)] == ["mean/acc", "c/acc"]
+    assert [*headline(found, ["mean", "b"])] == ["mean/acc", "b/acc", "c/acc"]
+
+
+def test_logits_that_are_not_finite_are_no_answer(small):
+    tokenizer = small.tokenizer
+
+    def overflowing(tokens):
+        logits = chain(tokenizer)[tokens].half()
+        logits[:, -1, 5] = torch.inf
+        return logits
+
+    model = ZeroShotModel(overflowing, tokenizer, 40, alone())
+    why = "model: its logits are not finite in float16; give an earlier checkpoint, or compute in float32"
+    with refused(why):
+        model.loglikelihood(requests(("def f", "x")))
+    with refused(why):
+        model.generate_until(requests(("def f", {"max_gen_toks": 3})))
+
+
+def test_rows_of_the_embedding_without_a_token_are_never_written(small):
+    def wider(tokens):
+        logits = chain(small.tokenizer)[tokens]
+        return torch.cat((logits, logits.new_full((*logits.shape[:2], 7), 50.0)), -1)
+
+    model = ZeroShotModel(wider, small.tokenizer, 40, alone())
+    found = model.generate_until(requests(("def f", {"max_gen_toks": 8})))
+    assert found == [continued(small.tokenizer, "def f", 8)]
+
+
 def test_data_sets_of_one_path_with_other_files_are_kept_apart(tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')

@@ -19,7 +19,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from model.errors import UserError
-from pretrain.metrics.file import FILE_NAME, Columns, MetricsFile, _lines, encode, last_step, read_metrics
+from pretrain.metrics.file import (
+    EVALUATION_NAME,
+    FILE_NAME,
+    Columns,
+    MetricsFile,
+    _lines,
+    encode,
+    last_step,
+    read_metrics,
+)
 from pretrain.plots.command import run_plots
 from tests.helpers.refusals import refused
 
@@ -210,6 +219,17 @@ def test_full_disk_is_said_once() -> None:
         file.append(step, {})
     file.close()
     assert len(said) == 1 and "No space left" in said[0]
+
+
+def test_scores_with_other_examples_are_no_points_of_one_curve(tmp_path: Path) -> None:
+    MetricsFile(tmp_path / FILE_NAME).append(9, {"train_loss": 2.0})
+    for step, shots, score in ((3, None, 0.1), (6, None, 0.2), (6, 5, 0.4), (9, 5, 0.5)):
+        of_task = {"evaluation/a/acc": score} | ({"evaluation/b/acc": score} if shots is None else {})
+        row = {"scored": {"limit": None, "num_fewshot": shots, "dtype": None}} | of_task
+        MetricsFile(tmp_path / EVALUATION_NAME).append(step, row)
+    columns = Columns(tmp_path)
+    assert [part.tolist() for part in columns["evaluation/a/acc"]] == [[6, 9], [0.4, 0.5]]
+    assert [part.tolist() for part in columns["evaluation/b/acc"]] == [[3, 6], [0.1, 0.2]]
 
 
 def test_the_last_step_is_read_from_the_end(tmp_path: Path) -> None:
