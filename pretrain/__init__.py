@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pretrain.run.hooks import Hook, HookResult, IntervalHook
     from pretrain.run.saved import SavedRun
     from pretrain.run.session import Session
+    from pretrain.runtime.signals import Stopped
 
 __all__ = [
     "Hook",
@@ -28,6 +29,7 @@ __all__ = [
     "RunConfig",
     "SavedRun",
     "Session",
+    "Stopped",
     "TrainingState",
     "UserError",
     "prepare_measurement",
@@ -48,6 +50,7 @@ _PLACES = {
     "TrainingState": "pretrain.checkpoint.state",
     "SavedRun": "pretrain.run.saved",
     "Session": "pretrain.run.session",
+    "Stopped": "pretrain.runtime.signals",
     "prepare_measurement": "pretrain.diagnostics.forward",
 }
 

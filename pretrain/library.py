@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pretrain.run.saved import SavedRun
     from pretrain.run.session import Session
 
-__all__ = ["RunConfig", "UserError", "recipe", "train"]
+__all__ = ["RunConfig", "Stopped", "UserError", "recipe", "train"]
 
 
 def recipe(name: str | None = None, /, **settings: Any) -> RunConfig:
@@ -82,7 +82,8 @@ def train(
     Raises:
         UserError: bad input, a folder that cannot be used, a checkpoint that cannot be written.
         KeyboardInterrupt: Ctrl-C, after everything is saved.
-        Stopped: another request to stop, after everything is saved.
+        Stopped: another request to stop, after everything is saved. A program that does not catch it ends
+            with its exit code, 75, after which slurm/launch.sh starts the job again.
     """
     try:
         with contextlib.ExitStack() as undo:
@@ -111,8 +112,11 @@ def train(
         if stopped.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(stopped.reason) from stopped
         raise
-    if listener.exit_code == INTERRUPTED:  # after the last step, when there was nothing left to stop
+    # After the last step, when there was nothing left to stop.
+    if listener.exit_code == INTERRUPTED:
         raise KeyboardInterrupt(listener.reason)
+    if listener.signalled:
+        raise Stopped(listener.reason or "")
     return SavedRun.open(folder)
 
 

@@ -72,7 +72,7 @@ def start() -> NoReturn:
                 listener.let_the_launcher_end()
             saved = "" if stopped.saved_step is None else f"; step {stopped.saved_step:,} is saved"
             print(
-                log_line("stopped", f"({stopped.reason}){saved}; the same command continues the run"),
+                log_line("stopped", f"({stopped.reason}){saved}; {stopped.resumes}"),
                 file=sys.stderr,
                 flush=True,
             )

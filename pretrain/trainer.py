@@ -28,7 +28,7 @@ from pretrain.metrics.file import FILE_NAME, read_metrics
 from pretrain.metrics.metrics import Metrics
 from pretrain.metrics.step_log import StepLog
 from pretrain.optim.spikes import SpikeGuard, global_loss
-from pretrain.run.hooks import Hook, HookResult
+from pretrain.run.hooks import Hook, HookResult, check_result
 from pretrain.run.session import Batch, Session
 from pretrain.runtime.control import Control
 from pretrain.runtime.environment import report_progress
@@ -136,6 +136,8 @@ class Trainer:
                     self.metrics.message(line)
             if stop:
                 stop.saved_step = state.step
+                if run.resume == "never":
+                    stop.resumes = "with --resume auto the same command continues the run"
                 raise stop
         control.end_watch()  # what follows the last save must not fail the run
         return self.engine
@@ -206,7 +208,7 @@ class Trainer:
         values: dict[str, Any] = {}
         with self.metrics.pause():
             for hook in self.hooks:
-                result = hook.before_step(self.engine, self.state)
+                result = check_result(hook, hook.before_step(self.engine, self.state))
                 values |= result.values
                 self._say(result)
         return values
@@ -291,7 +293,7 @@ class Trainer:
                         self.metrics.pause(),
                         self.control.allow_interruption(self.engine, f"{hook.name} at step {state.step}"),
                     ):
-                        result = hook.run(self.engine, state, row)
+                        result = check_result(hook, hook.run(self.engine, state, row))
                 except Stopped as stop:
                     return stop
                 row |= result.values

@@ -51,11 +51,33 @@ settings() {
     export PYTHONUNBUFFERED=1
 }
 
+check_variables() {
+    local problem=''
+    [[ "${FAILURES:-3}" =~ ^[0-9]+$ ]] || problem="FAILURES: '$FAILURES' is not valid; give a whole number"
+    if [ -n "${CONTAINER:-}" ] && [ "${SLURM:-1}" != 0 ]; then
+        [[ "$CONTAINER" != *.sif || -f "$CONTAINER" ]] || problem="CONTAINER: no file '$CONTAINER'; give an image"
+    elif [ -n "${VENV:-}" ] && [ ! -f "$VENV/bin/activate" ]; then
+        problem="VENV: '$VENV' has no bin/activate; give the folder of an environment"
+    fi
+    [ -z "$problem" ] || { echo "error: $problem" >&2; exit "$BAD_INPUT"; }
+}
+
 activate() {
+    check_variables
     if { [ -z "${CONTAINER:-}" ] || [ "${SLURM:-1}" = 0 ]; } && [ -f "${VENV:-.venv}/bin/activate" ]; then
         # shellcheck disable=SC1091
         . "${VENV:-.venv}/bin/activate"
     fi
+}
+
+# Run a command again while SLURM's controller does not answer: a restart of it must not end a job of days.
+retry() {
+    local try
+    for try in 1 2 3 4 5; do
+        ! "$@" || return 0
+        [ "$try" = 5 ] || sleep "${RETRY_SECONDS:-15}"
+    done
+    return 1
 }
 
 # The address that the other nodes reach the first one by. Not always its name: NodeAddr may differ. The
@@ -64,7 +86,7 @@ first_address() {
     [ "${SLURM_JOB_NUM_NODES:-2}" -gt 1 ] || { echo 127.0.0.1; return; }
     local first
     first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-    scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p' | head -n 1
+    retry scontrol show node "$first" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p' | head -n 1
 }
 
 job_name() { # what scontrol calls this job
@@ -247,7 +269,8 @@ launch() {
     fi
 
     local job_record
-    job_record=" $(scontrol show job -o "$SLURM_JOB_ID")"
+    # Without it, the time limit is not checked and the ranks do not print how to continue.
+    job_record=" $(retry scontrol show job -o "$SLURM_JOB_ID" || true)"
     check_time_limit
     # The rendezvous: a port of the job's own, so that two jobs on a node do not meet, and below those that
     # Linux gives to outgoing connections (32768 and up). Another at each start, since one may be taken.
@@ -267,7 +290,7 @@ launch() {
     local job="$files/$(job_name)"
     export FIRST_FAILURE="$job.first" FAILURES_FILE="$job.failures"
     export TORCH_FR_DUMP_TEMP_FILE="${TORCH_FR_DUMP_TEMP_FILE:-$job.nccl_rank_}"
-    SUBMIT_LINE=$(submit_line "${arguments[@]}")
+    SUBMIT_LINE=$([ "$job_record" = " " ] || submit_line "${arguments[@]}")
     export SUBMIT_LINE
     rm -rf "$FIRST_FAILURE"
     # A job that starts for the first time has not failed: the count is that of an older job with its number.
@@ -314,10 +337,10 @@ launch() {
     fi
     # SLURM also requeues a cancelled job, if it is asked to.
     end_if_cancelled
-    if scontrol requeue "$(job_name)"; then
+    if retry scontrol requeue "$(job_name)"; then
         sleep 30 # SLURM ends this shell
     else
-        echo "job $(job_name): SLURM does not requeue it (--no-requeue?); the same sbatch line continues the run"
+        echo "job $(job_name): SLURM does not requeue it (see above, or --no-requeue); the same sbatch line continues the run"
     fi
     exit "$status"
 }

@@ -26,6 +26,7 @@ from pretrain.run.resume import (
     is_imported,
     resets_optimizer,
 )
+from pretrain.runtime.environment import was_requeued
 from pretrain.runtime.version_check import code_hash
 from pretrain.runtime.world import World
 
@@ -52,7 +53,8 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     """
     store.restore_checkpoints()
     fetched: list[str] = []
-    if run.resume == "auto" and (mirror := run.checkpoint.mirror):
+    continues = run.resume == "auto" or was_requeued()
+    if continues and (mirror := run.checkpoint.mirror):
         from pretrain.mirror.copies import repair_checkpoint, restore_lost
 
         fetched = store.world.on_rank_zero(
@@ -65,7 +67,7 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     if folder is None:
         check_imported(run)
         return Found(None, saved, [])
-    if run.resume == "never":
+    if not continues:
         other = BEGIN_ANOTHER if is_imported(saved) else "give --name for a new run"
         raise UserError(
             f"resume: {run.folder} already holds a checkpoint ({folder.name}); {other}, or --resume auto to "

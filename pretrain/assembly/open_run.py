@@ -130,12 +130,13 @@ def open_run(
         decided = decisions.to_dict()
         metrics = held.enter_context(build_metrics(run, world, state.step, model_config, decided, verbose))
         watchdog = held.enter_context(start_watchdog(run, world))
-        prepare_run_folder(run, data, decisions, world)
-        merged = decisions.ds_config.value
-        network = build_network(run, model_config, merged, world.grid, **decisions.kernels())
-        optimizer = build_run_optimizer(run, network, merged)
-        engine = build_engine(run, network, optimizer, merged, world.grid)
-        loading.load(engine, world, state, all_hooks)
+        with metrics.pause():
+            prepare_run_folder(run, data, decisions, world)
+            merged = decisions.ds_config.value
+            network = build_network(run, model_config, merged, world.grid, **decisions.kernels())
+            optimizer = build_run_optimizer(run, network, merged)
+            engine = build_engine(run, network, optimizer, merged, world.grid)
+            loading.load(engine, world, state, all_hooks)
         trainer = Trainer(session, engine, store, all_hooks, metrics, Control(world, listener, watchdog))
         del network, optimizer, engine  # the trainer alone holds them: it replaces them when heads change
         yield trainer

@@ -206,12 +206,13 @@ class RunConfig:
     """Your own hooks, as module:class, such as my_module:MyHook; only training imports them. See
     docs/architecture.md."""
     name: str | None = None
-    """Name of the run folder; RECIPE-MODEL-sSEED when not given."""
+    """Name of the run folder. By default RECIPE-MODEL-sSEED, with lr_rules, llr.apply and growth.criterion
+    before the seed; heads and other settings are not part of it, so name such runs."""
     runs_dir: str = "runs"
     """Folder in which run folders are created."""
     resume: Literal["auto", "never"] = "auto"
-    """auto resumes from the newest valid checkpoint of the run folder; never rejects a folder that has
-    one."""
+    """auto resumes from the newest valid checkpoint of the run folder; never rejects a folder that has one,
+    but for a job that SLURM starts again."""
     recipe: str = DEFAULT_RECIPE
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""
 

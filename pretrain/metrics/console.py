@@ -109,7 +109,7 @@ class Console:
             self._describe()
             self._bar.refresh()
             self._bar.close()
-            self._bar = None
+            self._bar, self._printed_step = None, self.step
         elif self.step != self._printed_step:
             self._print_line()
 

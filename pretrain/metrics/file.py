@@ -30,6 +30,8 @@ FILE_NAME = "metrics.jsonl"
 EVALUATION_NAME = "evaluation.jsonl"
 OF_SCORES = ("checkpoint", "scored")
 """Names in its rows that describe what was scored, and how; they are not metrics."""
+OF_TRAINER = {"step", "tokens", "seconds", "skipped", "train_loss", "grad_norm", "tokens_per_second"}
+"""Names that no hook may use."""
 TAIL = 1 << 20
 """Bytes at the end of a file that hold at least one whole row."""
 MOST_BYTES = 1 << 24
@@ -306,20 +308,34 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield cast(dict[str, Any], _ROW.validate_json(line))
         except ValidationError:
             if _read_step(line) >= 0:
-                yield _check_row(from_json(line), f"{_find_file(path)}, line {number}")
+                where = f"metrics: {_find_file(path)}, line {number}"
+                yield _check_row(from_json(line), where, "give a number, or take the line out")
 
 
-def _check_row(row: dict[str, Any], where: str) -> dict[str, Any]:
+def check_values(values: Mapping[str, Any], where: str) -> None:
+    """Check values that a row is to have, before they are written. Tensors of one element are not read.
+
+    Raises:
+        UserError: one that is no number, or has a name of the trainer's; it begins with *where*.
+    """
+    for name in OF_TRAINER & values.keys():
+        raise UserError(f"{where}: {name!r} is a value of the trainer's; give it another name")
+    known = {name: 0.0 if getattr(value, "ndim", None) == 0 else value for name, value in values.items()}
+    try:
+        row = encode(known)
+    except (RuntimeError, ValueError) as error:  # an array of several elements
+        raise UserError(f"{where}: a value of {', '.join(values)} is no number ({error})") from None
+    _check_row({"step": 0, **row}, where, "give a number, or leave the value out")
+
+
+def _check_row(row: dict[str, Any], where: str, valid: str) -> dict[str, Any]:
     numbers = {key: value for key, value in row.items() if key in Row.__annotations__ or "/" in key}
     numbers = {key: value for key, value in numbers.items() if not key.endswith("/heads")}
     try:
         return row | _ROW.validate_python(numbers)
     except ValidationError as error:
         key = error.errors(include_url=False)[0]["loc"][0]
-        raise UserError(
-            f"metrics: {where}: {key}: {quote(numbers[str(key)])} is not valid; give a number, or take the "
-            "line out"
-        ) from None
+        raise UserError(f"{where}: {key}: {quote(numbers[str(key)])} is not valid; {valid}") from None
 
 
 def encode(value: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.errors import UserError, quote, suggest
 from pretrain.checkpoint.state import TrainingState
+from pretrain.metrics.file import check_values
 
 if TYPE_CHECKING:
     from pretrain.run.session import Session
@@ -111,6 +112,18 @@ class Hook:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what ``state`` returned; *tensors* also holds those of other hooks."""
+
+
+def check_result(hook: Hook, result: Any) -> HookResult:
+    """The result of a hook's method.
+
+    Raises:
+        UserError: it is no HookResult, or has a value that metrics.jsonl cannot hold.
+    """
+    if not isinstance(result, HookResult):
+        raise UserError(f"hooks: {hook.name} returned {type(result).__name__}; return a HookResult")
+    check_values(result.values, f"hooks: {hook.name}")
+    return result
 
 
 class IntervalHook(Hook):

@@ -230,6 +230,11 @@ def report_progress() -> None:
             Path(file).unlink(missing_ok=True)
 
 
+def was_requeued() -> bool:
+    """Whether SLURM has started this job before: it continues what it began."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
 def continue_command(arguments: list[str], steps: int) -> str | None:
     """The command that continues the run to *steps*, quoted for a shell: the one that started this session,
     with other steps.
@@ -246,6 +251,9 @@ def continue_command(arguments: list[str], steps: int) -> str | None:
     command = [argument for argument in command if not argument.startswith("--steps=")]
     while "--steps" in command:
         at = command.index("--steps")
+        del command[at : at + 2]
+    command = [argument for argument in command if argument != "--resume=never"]
+    if "--resume" in command and command[(at := command.index("--resume")) + 1 :][:1] == ["never"]:
         del command[at : at + 2]
     return shlex.join([*command, "--steps", str(steps)])
 

@@ -37,10 +37,11 @@ LOOK_SECONDS = 2.0
 """How often to check whether the launcher still runs, and whether the ranks have taken too long to agree."""
 
 
-class Stopped(BaseException):
+class Stopped(SystemExit):
     """Raised when a run stops on request, after everything that was to be saved is saved.
 
-    Like KeyboardInterrupt, it is not an Exception: a library that reports its failures must not catch it.
+    It is not an Exception: a library that reports its failures must not catch it. A process that does not
+    catch it ends with exit_code.
 
     Args:
         reason: what asked for it.
@@ -49,11 +50,12 @@ class Stopped(BaseException):
 
     saved_step: int | None = None
     """The last step of the session, which is saved; None if training had not begun."""
+    resumes = "the same command continues the run"
 
     def __init__(self, reason: str, exit_code: int = STOPPED) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.exit_code = exit_code
+        self.code = self.exit_code = exit_code
 
 
 class StopListener:
@@ -82,6 +84,8 @@ class StopListener:
         self._reason: str | None = None
         self.exit_code = STOPPED
         """INTERRUPTED after Ctrl-C, else STOPPED."""
+        self.signalled = False
+        """Whether a signal has asked, not the time budget or the launcher's end."""
         self._asked_at = 0.0
         self._lock = threading.RLock()  # a signal may interrupt its holder
         self._first_received: dict[int, float] = {}
@@ -223,6 +227,7 @@ class StopListener:
             self._ask_for(number)
 
     def _ask_for(self, number: int) -> None:
+        self.signalled = True
         self._ask(signal.Signals(number).name, INTERRUPTED if number == signal.SIGINT else STOPPED)
 
     def _ask(self, reason: str, exit_code: int) -> None:

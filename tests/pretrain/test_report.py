@@ -54,6 +54,13 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch, environment, launch
         assert shlex.split(command) == expected
 
 
+@pytest.mark.parametrize("given", ["--resume never --seed 3", "--seed 3 --resume=never"])
+def test_the_run_of_resume_never_is_continued_without_it(monkeypatch, given):
+    monkeypatch.setattr(environment, "find_launchers", list)
+    assert continue_command(given.split(), 24).endswith(" --seed 3 --steps 24")
+    assert "resume" not in continue_command(given.split(), 24)
+
+
 TYPED = [
     ("/e/bin/python /e/bin/torchrun --nnodes 2 --rdzv_endpoint h:1 pretrain/main.py", "torchrun"),
     ("/e/bin/python /e/bin/deepspeed --num_accelerators 2 --module pretrain.main", "deepspeed"),

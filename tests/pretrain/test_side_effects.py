@@ -22,6 +22,7 @@ OUTCOMES = {
     "hook raises": "ValueError: boom",
     "Ctrl-C": "KeyboardInterrupt: SIGINT",
     "SIGTERM": "Stopped: SIGTERM",
+    "SIGUSR1 after the last save": "Stopped: SIGUSR1",
     "stage 3, other model, deterministic, threads": "SavedRun",
     "within inference_mode and float64": "SavedRun",
     "in a thread": "SavedRun",
@@ -61,6 +62,14 @@ def hook(act):
             act()
             return HookResult()
     return [Acts]
+
+def late(session):
+    class Late(Hook):
+        name = "late"
+        def summarize(self, session):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return []
+    return Late()
 
 def boom(): raise ValueError("boom")
 
@@ -102,6 +111,7 @@ OUTCOMES = {
     "hook raises": lambda: run("hook", hooks=hook(boom)),
     "Ctrl-C": lambda: run("int", hooks=hook(lambda: os.kill(os.getpid(), signal.SIGINT))),
     "SIGTERM": lambda: run("term", hooks=hook(lambda: os.kill(os.getpid(), signal.SIGTERM))),
+    "SIGUSR1 after the last save": lambda: run("late", hooks=[late]),
     "stage 3, other model, deterministic, threads": lambda: run(
         "other", "zero3", heads="2x4", precision="bf16", deterministic=True, threads=2, steps=2
     ),

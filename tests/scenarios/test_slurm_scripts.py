@@ -112,6 +112,13 @@ def test_a_study_runs_all_or_says_how(study, tmp_path):
     assert beyond.returncode == 2 and "valid: --array=0-3" in beyond.stderr
 
 
+def empty_environment(folder):
+    """One that changes nothing when it is activated."""
+    (folder / "none/bin").mkdir(parents=True, exist_ok=True)
+    (folder / "none/bin/activate").touch()
+    return str(folder / "none")
+
+
 JOB = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "node1"}
 
 
@@ -121,7 +128,7 @@ def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(study, tmp_p
     """srun takes its number of tasks from the environment."""
     write_tools(tmp_path, srun='echo "srun: $SLURM_NTASKS of ${SLURM_NTASKS_PER_NODE:-any}"', scontrol="")
     job = JOB | {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": tasks}
-    job |= {"VENV": str(tmp_path / "none"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    job |= {"VENV": empty_environment(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = bash("slurm/study.sh", study, "--out", str(tmp_path / "o"), **job)
     assert done.returncode == 0, done.stderr
     assert f"srun: {started} of {'any' if tasks != started else tasks}" in done.stdout
@@ -130,7 +137,7 @@ def test_a_task_of_a_study_starts_as_many_ranks_as_its_batch_allows(study, tmp_p
 
 
 ONE_TASK = "srun --nodes=1 --ntasks=1 --export=ALL --container-image=nvcr.io/x"
-ASKED = {"my.sif": "apptainer exec my.sif python -m pretrain.study task", "nvcr.io/x": ONE_TASK}
+ASKED = {"my.sif": "apptainer exec {} python -m pretrain.study task", "nvcr.io/x": ONE_TASK}
 
 
 @pytest.mark.slow
@@ -138,6 +145,9 @@ ASKED = {"my.sif": "apptainer exec my.sif python -m pretrain.study task", "nvcr.
 def test_a_study_in_a_container(study, tmp_path, container, asked):
     """The host has no Python: the study is asked in the container what to run."""
     tools, calls = tmp_path / "tools", tmp_path / "calls"
+    if container == "my.sif":
+        (tmp_path / container).touch()
+        container = str(tmp_path / container)
     in_container = f'echo "${{0##*/}} $*" >> {calls}; while [ "$1" != python ]; do shift; done; shift'
     started = dict.fromkeys(("apptainer", "srun"), f'{in_container}; exec {sys.executable} "$@"')
     host = {"python": "echo called on the host >&2; exit 127", "scontrol": "echo NodeAddr=node1"}
@@ -146,7 +156,7 @@ def test_a_study_in_a_container(study, tmp_path, container, asked):
     given = [study, "--out", str(tmp_path / "out"), "--dry_run"]
     done = bash("slurm/study.sh", *given, PATH=f"{tools}:/usr/bin:/bin", **job)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert calls.read_text().startswith(asked)
+    assert calls.read_text().startswith(asked.format(container))
     assert "bash slurm/task.sh pretrain/main.py --ds_config ds_configs/zero2.json --config" in done.stdout
     assert container in done.stdout.splitlines()[-1]
 
@@ -155,8 +165,36 @@ def test_without_slurm_there_is_no_container(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/activate").write_text("echo activated\n")
     line = "SLURM=0; . slurm/launch.sh; activate"
-    assert bash("-c", line, VENV=str(tmp_path), CONTAINER="my.sif").stdout == "activated\n"
-    assert bash("-c", line.removeprefix("SLURM=0; "), VENV=str(tmp_path), CONTAINER="my.sif").stdout == ""
+    given = {"VENV": str(tmp_path), "CONTAINER": str(tmp_path / "my.sif")}
+    (tmp_path / "my.sif").touch()
+    assert bash("-c", line, **given).stdout == "activated\n"
+    inside = bash("-c", line.removeprefix("SLURM=0; "), **given)
+    assert (inside.stdout, inside.stderr, inside.returncode) == ("", "", 0)
+
+
+WRONG = {
+    ("FAILURES", "unlimited"): "error: FAILURES: 'unlimited' is not valid; give a whole number",
+    ("VENV", "/typo"): "error: VENV: '/typo' has no bin/activate; give the folder of an environment",
+    ("CONTAINER", "/typo.sif"): "error: CONTAINER: no file '/typo.sif'; give an image",
+}
+
+
+@pytest.mark.parametrize(("variable", "said"), WRONG.items())
+def test_a_wrong_variable_is_bad_input(tmp_path, variable, said):
+    job = Job(tmp_path)
+    assert not job.start(0, True, **dict([variable])) and (job.code, job.said.strip()) == (2, said)
+
+
+def test_a_controller_that_restarts_ends_no_job(tmp_path):
+    """Each request of it is made again; and if it does not come back, the job still starts."""
+    job = Job(tmp_path)
+    tool = tmp_path / "tools/scontrol"
+    answer = tool.read_text()
+    busy = f"echo x >> {tmp_path}/asked; [ $(($(wc -l < {tmp_path}/asked) % 3)) = 0 ] || exit 1\n"
+    tool.write_text(answer.replace("\n", f"\n{busy}", 1))
+    assert job.start(75, True) and "sbatch" in (tmp_path / "line").read_text()
+    tool.write_text(answer.replace("\n", '\n[ "$1 $2" != "show job" ] || exit 1\n', 1))
+    assert job.start(75, True) and (tmp_path / "line").read_text() == "\n"
 
 
 @pytest.mark.slow
@@ -197,7 +235,7 @@ class Job:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
         variables |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "2"}
         variables |= {"SLURM_NTASKS_PER_NODE": "8", "SLURM_NTASKS": "16", "SLURM_CPUS_PER_TASK": "12"}
-        variables |= {"SLURM_RESTART_COUNT": str(self.starts), "VENV": str(self.folder / "none")}
+        variables |= {"SLURM_RESTART_COUNT": str(self.starts), "VENV": empty_environment(self.folder)}
         variables |= {"PATH": f"{self.folder}/tools:{os.environ['PATH']}", **environment}
         self.starts += 1
         with (self.folder / "log").open("w+") as log:

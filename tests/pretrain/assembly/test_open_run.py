@@ -1,6 +1,7 @@
 """What a session decides before there is a model, on all ranks alike."""
 
 import os
+import time
 from dataclasses import replace
 from unittest import mock
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pretrain.assembly import open_run
 from pretrain.run import decisions
 from tests.helpers.distributed import run_distributed
 from tests.helpers.training import build, fit, nano_run
@@ -28,6 +30,22 @@ def test_the_smallest_device_decides_for_all_ranks(small_folder, tmp_path):
     mixed = run_distributed(planned, 2, run, [much, little])
     assert rich[0] == rich[1] and poor[0] == poor[1] and rich[0].micro_batch > poor[0].micro_batch
     assert mixed == poor
+
+
+def seconds_after_a_slow_start(run):
+    original = open_run.build_network
+
+    def build_network(*given, **kernels):
+        time.sleep(3)
+        return original(*given, **kernels)
+
+    with mock.patch.object(open_run, "build_network", build_network):
+        return build(run, 1).trainer.metrics.throughput.seconds
+
+
+def test_building_and_loading_are_no_training_time(small_folder, tmp_path):
+    run = nano_run(small_folder, tmp_path)
+    assert run_distributed(seconds_after_a_slow_start, 1, run)[0] < 2
 
 
 @pytest.mark.slow

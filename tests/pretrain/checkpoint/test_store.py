@@ -184,6 +184,16 @@ def test_another_run_in_the_same_folder_is_refused(small_folder, finished, chang
     assert (finished.folder / "config.yaml").read_bytes() == before
 
 
+def started_again(run):
+    with mock.patch.dict("os.environ", {"SLURM_RESTART_COUNT": "1"}):
+        return session(run)[1]
+
+
+def test_a_job_that_slurm_starts_again_continues_what_it_began(small_folder, finished):
+    run = nano_run(small_folder, Path(finished.runs_dir), "--resume", "never")
+    assert run_distributed(started_again, 1, run, timeout=120)[0] is None
+
+
 class Unwritable:
     """Stands for a full disk: every write fails after *room* bytes."""
 

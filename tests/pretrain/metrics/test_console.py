@@ -123,6 +123,7 @@ def shown_by(columns: int, steps: int, every: int) -> tuple[list[str], Screen]:
             screen.feed(received(stream, controller))
             last.append(screen.lines[-1].strip())
         console.close()
+        console.close()  # again, by what holds it
         screen.feed(received(stream, controller))
     os.close(controller)
     return last, screen

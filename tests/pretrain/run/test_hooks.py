@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from pretrain.checkpoint.manifest import verify
 from pretrain.checkpoint.state import read_features
 from pretrain.config.command_line import parse_command_line
 from pretrain.metrics.file import read_metrics
-from pretrain.run.hooks import Hook, load_hooks
+from pretrain.run.hooks import Hook, HookResult, load_hooks
 from tests.helpers.distributed import run_distributed
 from tests.helpers.refusals import refused
 from tests.helpers.training import build, curve, fit, nano_run, session
@@ -109,6 +110,45 @@ def test_the_example_remembers_the_best_loss(small_folder, tmp_path):
     state = json.loads((run.folder / "checkpoints/step_000006/state.json").read_text())
     best = min(losses)
     assert state["records"]["best_loss"]["values"] == {"loss": best, "step": losses[best]}
+
+
+RESULTS = {
+    "none": HookResult({"probe/x": None}),
+    "text": HookResult({"probe/x": "high"}),
+    "list": HookResult({"probe/x": [1.0]}),
+    "tensor": HookResult({"probe/x": torch.ones(2)}),
+    "step": HookResult({"step": 3}),
+    "dict": {"probe/x": 1.0},
+    "nothing": None,
+}
+
+
+def returning(run, result, method):
+    def give(self, engine, state, row=None):
+        return RESULTS[result]
+
+    with mock.patch.object(Notes, method, give):
+        return session(run, 1, hooks=["tests.pretrain.run.test_hooks:Notes"])[1]
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ("none", "probe/x: None is not valid; give a number, or leave the value out"),
+        ("text", "probe/x: 'high' is not valid"),
+        ("list", "probe/x: [1.0] is not valid"),
+        ("tensor", "a value of probe/x is no number"),
+        ("step", "'step' is a value of the trainer's; give it another name"),
+        ("dict", "returned dict; return a HookResult"),
+        ("nothing", "returned NoneType; return a HookResult"),
+    ],
+)
+def test_what_cannot_be_read_again_is_not_written(small_folder, tmp_path, result, words):
+    for method in ("run", "before_step"):
+        run = nano_run(small_folder, tmp_path, f"--steps 2 --validation.every 0 --name {method}")
+        error = run_distributed(returning, 1, run, result, method)[0]
+        assert error.startswith("hooks: notes") and words in error
+        assert not any("probe/x" in row for row in read_metrics(run.folder))
 
 
 class Keeps(Hook):
