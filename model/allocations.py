@@ -150,8 +150,12 @@ class Allocation(NamedTuple):
     blocks: bool
     """Whether these are widths of the residual stream, whose square the parameters of a layer follow."""
 
-    def widths(self, layers: int | None = None) -> tuple[int, ...]:
+    def widths(self, layers: int | None = None, d_model: int | None = None) -> tuple[int, ...]:
         """The widths of all layers.
+
+        Args:
+            layers: of the model; None: as the text says.
+            d_model: of the model, for block widths; None: the mean.
 
         Raises:
             UserError: parameters without sense, or another number of layers than the model's; the message
@@ -165,7 +169,7 @@ class Allocation(NamedTuple):
         if count > MOST_LAYERS:
             raise UserError(f"more than {MOST_LAYERS:,} layers; give at most that")
         if self.blocks:
-            found = self._block_widths(count)
+            found = self._block_widths(count, d_model or self.mean)
         else:
             profile = PROFILES[self.name](count, **self.parameters)
             mean = sum(profile) / count  # not 1 for a taper from 2 to 1, say
@@ -174,23 +178,25 @@ class Allocation(NamedTuple):
             random.Random(self.seed).shuffle(found)
         return tuple(found)
 
-    def describe_excess(self, widths: Sequence[int]) -> str:
+    def describe_excess(self, widths: Sequence[int], d_model: int) -> str:
         """By how much the widths exceed the uniform model's or fall short of them; empty: not at all."""
         uniform = len(widths) * self.mean
         if self.blocks:
-            what = describe_share(block_parameters(widths, self.mean) / (16 * uniform * self.mean))
+            equal = block_parameters([self.mean] * len(widths), d_model)
+            what = describe_share(block_parameters(widths, d_model) / equal)
             return f"have {what} (with FFNs in proportion)" if what else ""
         excess = sum(widths) - uniform
         where = f"{abs(excess):,} {'above' if excess > 0 else 'below'} the uniform model's {uniform:,}"
         return f"add up to {sum(widths):,}, {where}" if excess else ""
 
-    def _block_widths(self, layers: int) -> list[int]:
+    def _block_widths(self, layers: int, d_model: int) -> list[int]:
         if self.name == "waist":
-            return [*variable_widths(self.mean, layers, **self.parameters, multiple=self.multiple)]
+            given = {**self.parameters, "multiple": self.multiple, "d_model": d_model}
+            return [*variable_widths(self.mean, layers, **given)]
         profile = PROFILES[self.name](layers, **self.parameters)
         if not all(profile):
             raise UserError("a layer has a width of 0; give a shape that leaves no layer empty")
-        return _round(block_widths(profile, self.mean), self.multiple)
+        return _round(block_widths(profile, self.mean, d_model), self.multiple)
 
 
 def describe_share(share: float) -> str:
@@ -222,15 +228,15 @@ def round_to_budget(profile: Sequence[float], mean: int, multiple: int) -> list[
     return [count * multiple for count in units]
 
 
-def block_widths(profile: Sequence[float], d_model: int) -> list[float]:
-    """Widths of the layers in proportion to the profile, with the parameters of a uniform model of *d_model*
-    (arXiv 2606.18246)."""
+def block_widths(profile: Sequence[float], mean: int, d_model: int) -> list[float]:
+    """Widths of the layers in proportion to the profile, with the parameters of a uniform model whose layers
+    have *mean* (arXiv 2606.18246)."""
 
     def parameters(scale: float) -> float:
         return block_parameters([scale * part for part in profile], d_model)
 
-    highest = 4 * d_model * len(profile) / min(profile)
-    scale = _bisect(parameters, 16 * len(profile) * d_model**2, 0.0, highest)
+    equal = block_parameters([mean] * len(profile), d_model)
+    scale = _bisect(parameters, equal, 0.0, 4 * mean * len(profile) / min(profile))
     return [scale * part for part in profile]
 
 
@@ -244,20 +250,25 @@ def block_parameters(widths: Sequence[float], d_model: int) -> float:
 
 
 def variable_widths(
-    d_model: int, layers: int, turn: float = 0.75, depth: float = 0.3, multiple: int = 32
+    mean: int,
+    layers: int,
+    turn: float = 0.75,
+    depth: float = 0.3,
+    multiple: int = 32,
+    d_model: int | None = None,
 ) -> tuple[int, ...]:
-    """Residual widths of the layers of a Variable-Width Transformer with the parameters of a uniform one of
-    *d_model* (arXiv 2606.18246: the × shape, and its budget).
+    """Residual widths of the layers of a Variable-Width Transformer with the parameters of a uniform one
+    whose layers have *mean* (arXiv 2606.18246: the × shape, and its budget).
 
-    d_1 = d_L = D, falling by a constant factor to depth × d_model at layer turn × L, then growing by another;
-    D follows from the budget of block_widths.
+    d_1 = d_L = D, falling by a constant factor to depth × mean at layer turn × L, then growing by another;
+    D follows from the budget of block_widths. d_model is the mean where it is not given.
     """
     narrowest = _turn(layers, turn, depth)
 
     def find_widths(factor: float) -> list[float]:
-        return block_widths(_cross(layers, narrowest, factor), d_model)
+        return block_widths(_cross(layers, narrowest, factor), mean, d_model or mean)
 
-    found = find_widths(_find_factor(lambda factor: min(find_widths(factor)), depth * d_model))
+    found = find_widths(_find_factor(lambda factor: min(find_widths(factor)), depth * mean))
     return tuple(_round(found, multiple))
 
 

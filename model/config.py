@@ -137,7 +137,7 @@ class ModelConfig:
         for name in ("ffn_width", "block_width"):
             if isinstance(allocation := getattr(self, name), Allocation):
                 with naming(name, allocation.text):
-                    object.__setattr__(self, name, allocation.widths(self.num_layers))
+                    object.__setattr__(self, name, allocation.widths(self.num_layers, self.d_model))
         for name in ("kv_heads", "head_dim", "local_window"):
             if (value := getattr(self, name)) is not None and len(value) == 1:
                 # There are no key/value heads in a layer without attention.

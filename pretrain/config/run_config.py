@@ -358,10 +358,10 @@ class RunConfig:
         for name, blocks in (("heads", None), ("ffn_width", False), ("block_width", True)):
             if isinstance(text := given.get(name), str) and "(" in text:
                 allocation = parse_allocation(text, 1 if blocks is None else MULTIPLE, blocks=bool(blocks))
-                widths = allocation.widths(model.num_layers)
+                widths = allocation.widths(model.num_layers, model.d_model)
                 if name == "ffn_width" and model.block_width is not None:
                     lines += _describe_ffns(model, allocation.mean)
-                elif excess := allocation.describe_excess(widths):
+                elif excess := allocation.describe_excess(widths, model.d_model):
                     why = f"{text} is rounded to multiples of {allocation.multiple}"
                     if blocks and allocation.seed is not None:
                         why += ", and how many are without effect depends on the order"

@@ -98,8 +98,15 @@ class Diagnostics(Hook):
             self._probe.config = model
 
     def announce(self, session: Session) -> list[str]:
-        """Why nothing is measured, if so."""
-        return [log_line("note", note) for note in self.notes]
+        """Why something is not measured, if so."""
+        notes, step = [*self.notes], self._release
+        if (
+            step is not None
+            and step < session.state.step
+            and not kept_path(session.run.folder, step).exists()
+        ):
+            notes.append(f"diagnostics.release: step {step:,} is past, and its weights were not kept")
+        return [log_line("note", note) for note in notes]
 
     def release_step(self, state: TrainingState) -> int | None:
         """The step whose W_Q and W_K are the reference of the second displacement, once it is known."""

@@ -3,6 +3,7 @@ with."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -171,9 +172,13 @@ class Growth(Hook):
         elif self.first > self.last:
             stays = f"the last check, at step {self.last:,}, comes before the first decision; "
             stays += "give growth.interval in steps, less growth.calibration, or more steps"
+        elif min(self.model.heads) >= self.most or (config.budget or math.inf) <= sum(self.model.heads):
+            stays = "no head can be added; give more growth.maximum, or growth.budget"
         budget = f", {config.budget} in all" if config.budget else ""
         lines = [f"growth   {config.criterion}: at most {self.most} heads a layer{budget}; {when}"]
-        return [*lines, *([log_line("note", f"the heads stay as they are: {stays}")] if stays else [])]
+        pruned = config.criterion == "incrt" and stays.startswith("no head")
+        what = "heads are only pruned" if pruned else "the heads stay as they are"
+        return [*lines, *([log_line("note", f"{what}: {stays}")] if stays else [])]
 
     # ---------------------------------------------------------------------- parts
 

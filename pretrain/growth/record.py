@@ -104,12 +104,13 @@ class GrowthState:
 
     @classmethod
     def read(cls, state: TrainingState, heads: Sequence[int]) -> GrowthState:
-        """The state of a run whose model has these heads now; of a run that never grew, the one before.
+        """The state of a run that grows, whose model has these heads now.
 
         Raises:
             UserError: as ``from_state``, and if it is of other heads.
         """
-        found = cls.from_state(state) or cls.begin(heads)
+        found = cls.from_state(state)
+        assert found is not None
         if [len(layer.below) for layer in found.layers] != list(heads):
             raise UserError(
                 "checkpoint: growth in state.json does not describe the model's heads; restore it, or "

@@ -237,7 +237,14 @@ class GroupRates:
         self.rules = {rule.name: RuleSchedule(rule, run.steps) for rule in run.lr_rules}
         for group in groups:
             rule = group.rule
-            share = rule.depth_decay**group.depth if rule and not rule.decay_with_lr else 1.0
+            power = group.depth * math.log(rule.depth_decay) if rule else 0.0
+            if rule and power > -math.log(LEAST_SHARE):
+                raise UserError(
+                    f"lr_rules.{rule.name}.depth_decay: {rule.depth_decay:g} multiplies the rate by "
+                    f"more than {1 / LEAST_SHARE:,.0f}, {group.depth} layers above the lowest; give one "
+                    "nearer to 1"
+                )
+            share = math.exp(power) if rule and not rule.decay_with_lr else 1.0
             if rule and share < LEAST_SHARE:
                 raise UserError(
                     f"lr_rules.{rule.name}.depth_decay: {rule.depth_decay:g} leaves {share:.1g} of the rate "

@@ -15,6 +15,7 @@ import torch
 
 from model.config import ModelConfig
 from model.context_plan import check_context_parallel
+from model.errors import UserError
 from model.parallel_plan import check_tensor_parallel
 from model.transformer import Fused
 from pretrain.checkpoint.state import Decided, TrainingState
@@ -218,7 +219,15 @@ def _compile(
     run: RunConfig, model: ModelConfig, stage: int, saved: TrainingState, facts: Facts
 ) -> Decision[bool]:
     """Whether the blocks, the final norm and the loss are compiled. Nothing is timed: a resumed run decides
-    alike."""
+    alike.
+
+    Raises:
+        UserError: it is asked for and cannot be.
+    """
+    if run.compile is True and facts.missing_compiler:
+        raise UserError(
+            f"compile: true cannot be: {facts.missing_compiler}; install it, or leave compile out"
+        )
     if isinstance(run.compile, bool):
         return Decision(run.compile, AS_SET)
     if stage == 3:

@@ -67,6 +67,22 @@ def test_block_widths_keep_the_parameters_of_the_uniform_model():
             uniform.replace(block_width=text)
 
 
+def test_block_widths_of_a_stream_that_is_wider_than_the_embeddings():
+    """What lies beyond d_model is not counted, of the uniform model neither."""
+    uniform = ModelConfig(1000, 64, 128, (1,) * 16, 4 * 256, block_width=256)
+
+    def matter(model):
+        first, *_, last = model.block_widths
+        lost = 3 * first * max(0, first - 128) + 4 * last * max(0, last - 128)
+        return model.num_parameters() - lost - 2 * sum(model.block_widths)
+
+    for text in ("waist(256, multiple=2)", "tapered(256, multiple=2)"):
+        widths = uniform.replace(block_width=text).block_widths
+        model = uniform.replace(block_width=widths, ffn_width=tuple(4 * width for width in widths))
+        assert matter(model) == pytest.approx(matter(uniform), rel=0.001), text
+        assert not parse_allocation(text, blocks=True).describe_excess(widths, 128)
+
+
 SIZES = ["124m", "354m", "757m", "micro", "tiny"]
 
 

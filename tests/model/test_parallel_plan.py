@@ -59,6 +59,12 @@ REFUSED = [
         "3 does not divide ffn_width (layer 0) 140; nearest valid: "
         "2 or 4; an allocation by name takes multiple=3",
     ),
+    # Other widths need another degree.
+    (
+        {"ffn_width": "tapered(384)"} | FOUR,
+        5,
+        "5 does not divide ffn_width (layer 0) 576; nearest valid: 4 or 8",
+    ),
     ({"head_dim": (2, 6)}, 4, "4 does not divide attention width (layer 0) 6; nearest valid: 3 or 6"),
     ({"kv_heads": (1, 2)}, 3, "3 does not divide key/value width (layer 0) 8; nearest valid: 2 or 4"),
     ({}, 0, "0 is not valid; give a positive integer"),

@@ -70,8 +70,26 @@ def test_a_run_says_when_it_can_grow(small_folder, tmp_path, flags, said):
     lines = run_distributed(opening_of, 1, run)[0]
     assert said in lines[0]
     # In 80 steps the last check comes before the first decision, but for short intervals and a schedule.
-    stays = any("the heads stay as they are" in line for line in lines)
+    stays = any("the heads stay as they are: the last check" in line for line in lines)
     assert stays == (not flags.startswith("schedule") and "interval" not in flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            "random --growth.maximum 1",
+            "the heads stay as they are: no head can be added; give more growth.max",
+        ),
+        ("gradient --growth.budget 4", "the heads stay as they are: no head can be added"),
+        ("incrt --growth.maximum 1", "heads are only pruned: no head can be added"),
+        ("random --growth.maximum 2", None),
+    ],
+)
+def test_a_run_says_that_it_cannot_grow(small_folder, tmp_path, flags, said):
+    run = nano(small_folder, tmp_path, f"--steps 80 --growth.interval 5 --growth.criterion {flags}")
+    notes = [line for line in run_distributed(opening_of, 1, run)[0] if "no head can be added" in line]
+    assert bool(notes) == (said is not None) and all(said in line for line in notes)
 
 
 def test_a_grown_run_is_not_given_other_heads(small_folder, tmp_path):

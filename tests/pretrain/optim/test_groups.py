@@ -190,3 +190,12 @@ def test_a_decay_that_nothing_could_hold_is_refused():
     run = parse_command_line(["--config", "micro", "--lr_rules", rule]).run
     with refused("lr_rules.deep.depth_decay: 0.01 leaves 1e-06 of the rate 3 layers above the lowest"):
         GroupRates(run_groups(run, run.build_model_config(300)), run)
+
+
+def test_a_rate_beyond_any_use_is_refused():
+    rule = "[{name: deep, parameters: [ffn], layers: 0-199, depth_decay: 100}]"
+    run = parse_command_line(
+        ["--config", "micro", "--heads", "4x200", "--architecture.num_layers", "200", "--lr_rules", rule]
+    ).run
+    with refused("lr_rules.deep.depth_decay: 100 multiplies the rate by more than 100,000, 3 layers above"):
+        GroupRates(run_groups(run, run.build_model_config(300)), run)

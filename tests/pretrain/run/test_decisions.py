@@ -13,6 +13,7 @@ from model.errors import UserError
 from pretrain.checkpoint.state import Decided, TrainingState, WorldRecord
 from pretrain.config.run_config import RunConfig
 from pretrain.run.decisions import AS_BEGUN, Decision, Decisions, Facts, decide
+from tests.helpers.refusals import refused
 
 CPU = Facts("cpu", 16 << 30, bf16=(True, "AMX"), threads=4)
 OLD_CPU = Facts("cpu", 16 << 30, threads=4)
@@ -93,6 +94,9 @@ def test_a_missing_compiler_is_the_reason() -> None:
     assert elsewhere == Decision("torch", AS_BEGUN, "blocks")
     assert decided(bare, 2, saved(CPU)).compile == Decision(False, AS_BEGUN)
     assert decided(CPU, 2, model="prism-micro", steps=1).compile.reason.endswith("too few to gain by it")
+    assert decided(CPU, 2, compile=True).compile == Decision(True, "as set")
+    with refused("compile: true cannot be: no compiler here; install it, or leave compile out"):
+        decided(bare, 2, compile=True)
 
 
 LARGEST = "the largest micro-batch that fits into 16.0 GiB"
