@@ -48,7 +48,7 @@ PICTURES = DRAWN | {"regret": draw_regret}
 @functools.cache
 def view(study: str) -> View:
     """The results of a recorded study."""
-    found = read_archive(RESULTS / f"{study}.json")
+    found = read_archive(RESULTS / f"{study}.json", Path("of the record alone"))
     return build_view(found, load_results(found))
 
 

@@ -191,7 +191,7 @@ class Allocation(NamedTuple):
 
     def _block_widths(self, layers: int, d_model: int) -> list[int]:
         if self.name == "waist":
-            given = {**self.parameters, "multiple": self.multiple, "d_model": d_model}
+            given: dict[str, Any] = {**self.parameters, "multiple": self.multiple, "d_model": d_model}
             return [*variable_widths(self.mean, layers, **given)]
         profile = PROFILES[self.name](layers, **self.parameters)
         if not all(profile):

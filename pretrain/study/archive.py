@@ -17,7 +17,6 @@ from model.declared import declared, from_dict, to_dict
 from model.errors import UserError, quote
 from pretrain.checkpoint.state import DataIdentity, TrainingState, WorldRecord
 from pretrain.metrics.file import NON_FINITE, encode
-from pretrain.runtime.hardware import available_cores, cpu_name
 from pretrain.study.planned import PlannedRun, Study
 from pretrain.study.planning import list_parts, parse_study
 from pretrain.study.register import Registered, read_registered
@@ -62,7 +61,7 @@ class Archive:
     study: dict[str, Any]
     """The study file, with what it extends."""
     machine: str
-    """The processor and the number of cores that could be used; several machines are joined by semicolons."""
+    """What the runs were trained on, in words; several are joined by semicolons."""
     origins: list[Origin]
     runs: dict[str, RunRecord]
     """By name: of the study, and of its pilots."""
@@ -125,9 +124,11 @@ def write_archive(study: Study, path: Path) -> None:
         valid = f"head-schedules study record {path} adds to it, --to another file keeps both"
         what = f"finished runs that would be lost, {shorten_names(lost)}"
         raise UserError(f"to: {quote(str(path))} has {what}; {valid}")
-    machines = study.recorded.archive.machine.split("; ") if study.recorded else []
-    if any(study.recorded is None or run.planned.folder.is_dir() for run in results):
-        machines.append(f"{cpu_name()}, {available_cores()} cores")
+    machines = [name for name in recorded.machine.split("; ") if name] if recorded else []
+    for run in results:
+        hardware = run.world.hardware if run.world else ""
+        if hardware and not any(hardware.startswith(name) for name in machines):
+            machines.append(hardware)
     origins: list[Origin] = []
     runs = {}
     for run in results:
@@ -148,9 +149,9 @@ def write_archive(study: Study, path: Path) -> None:
                 origins.append(origin)
             record = replace(record, origin=origins.index(origin))
         runs[name] = record
-    machine = "; ".join(dict.fromkeys(machines))
     file = parse_yaml(study.text, "study")
-    made = Archive(study.name, file, machine, origins, runs, read_registered(study), dict(study.tuned))
+    more: dict[str, Any] = {"registered": read_registered(study), "tuned": dict(study.tuned)}
+    made = Archive(study.name, file, "; ".join(machines), origins, runs, **more)
     plain = to_dict(made)
     lines = [f"{json.dumps(name)}: {json.dumps(run)}" for name, run in plain.pop("runs").items()]
     head = json.dumps(plain, indent=1, ensure_ascii=False).removesuffix("\n}")
@@ -181,16 +182,25 @@ def read_archive(path: Path, out: Path | None = None) -> Study:
     """
     where = f"study: {path}"
     archive = from_dict(Archive, read_json(path, "study"), where)
+    for name, run in archive.runs.items():
+        lengths = {len(column) for column in run.rows.values()}
+        if len(lengths) > 1 or (run.rows and "step" not in run.rows):
+            raise UserError(f"{where}: runs.{name}.rows: give columns of one length, step among them")
+        if run.origin is not None and not 0 <= run.origin < len(archive.origins):
+            valid = f"give one of the {len(archive.origins)} origins, from 0"
+            raise UserError(f"{where}: runs.{name}.origin: {run.origin} is not valid; {valid}")
     text, folder = format_yaml(archive.study), out or Path("runs") / archive.name
 
     def parse(tuned: Mapping[str, Tuned]) -> Study:
         return parse_study(text, archive.name, folder, where, source=str(path), tuned=tuned)
 
-    # The folder's choice is newer, unless it was made among other values than the study has now.
-    found = archive.tuned | read_tuned(folder)
+    # The record's choice is that of its runs. The folder's is for what the record has not tuned, or tuned
+    # among other values than the study has now.
+    local = read_tuned(folder)
+    found = local | archive.tuned
     study = parse(found)
-    if older := {name: archive.tuned[name] for name in study.untuned if name in archive.tuned}:
-        study = parse(found | older)
+    if newer := {name: local[name] for name in study.untuned if name in local}:
+        study = parse(found | newer)
     return replace(study, recorded=Recorded(archive, where))
 
 

@@ -98,8 +98,8 @@ class StudyFile:
     """A list, or how many: 3 for 1, 2, 3. Runs of one seed are paired."""
     extends: Text | None = None
     """A study's name or file that this one changes: settings are merged, entries of vary, variants,
-    contrasts, predict and tune are replaced by name, other keys as a whole; null takes out what that file
-    has."""
+    contrasts, predict and tune are replaced by name, other keys as a whole; null takes out a key or such an
+    entry of that file, but no setting."""
     title: Text | None = None
     question: Text | None = None
     """What the study asks, in a sentence or two."""

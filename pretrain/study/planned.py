@@ -19,6 +19,7 @@ from pretrain.study.file import LevelFile, StudyFile
 from pretrain.study.formulas import Contrast
 from pretrain.study.settings import Settings, read_settings
 from pretrain.study.tuning import PILOT, Tuned
+from pretrain.utils.files import read_text_or_nothing
 
 STUDY_FILE = "study.yaml"
 Element = tuple[str, int]
@@ -202,10 +203,12 @@ class Study:
 
     def command(self, name: str, *options: str) -> str:
         """A command line about this study, to be copied: its archive, else its folder, which holds what flags
-        have set, else its file. Pilots have those of their study."""
+        have set, else its file, also when that has changed since. Pilots have those of their study."""
         if self.pilots_of is not None:
             return self.pilots_of.command(name, *options)
-        made = self.recorded is None and (self.folder / STUDY_FILE).is_file()
+        written = read_text_or_nothing(self.folder / STUDY_FILE)
+        opened = bool(self.source) and Path(self.source) == self.folder
+        made = self.recorded is None and bool(written) and (opened or written == self.text.strip())
         elsewhere = [] if made or self.folder == Path("runs") / self.name else ["--out", str(self.folder)]
         study = str(self.folder) if made or not self.source else self.source
         return shlex.join(["head-schedules", "study", name, study, *elsewhere, *options])

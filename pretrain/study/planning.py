@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from model.config import ModelConfig
 from model.declared import from_dict, to_dict
 from model.errors import UserError, quote
 from model.heads import parse_heads
@@ -270,6 +271,9 @@ def _cross(file: StudyFile, vary: Factors) -> tuple[dict[str, tuple[str, ...]], 
         chosen = [labels[name][level] for name, level in zip(vary, row, strict=True)]
         parts: Parts = {name: (each, vary[name][each]) for name, each in zip(vary, chosen, strict=True)}
         here = [(name, level) for at, name, level in cells if not at or at in chosen]
+        if len(dict(here)) < len(here):
+            twice = next(name for name, _ in here if sum(name == other for other, _ in here) > 1)
+            refuse("variants", twice, f"{'.'.join(chosen)} has two of that name; rename one")
         made += [parts | {VARIANT: cell} for cell in here] if cells else [parts]
     return labels, made
 
@@ -354,7 +358,7 @@ def _make_variants(
     _refuse_own(common, "settings")
     for parts in made:
         chosen = [level for _, level in parts.values()]
-        options = LevelFile(**{key: value for level in chosen for key, value in level.options.items()})
+        options = LevelFile(**_merge_options(chosen))
         recipe: Recipe = load(options.recipe or file.recipe)
         given = common | {name: value for level in chosen for name, value in level.settings.items()}
         labels = tuple(label for label, _ in parts.values())
@@ -369,6 +373,22 @@ def _make_variants(
         yield Variant(labels, given, recipe.merge(given), said, options)
 
 
+def _merge_options(levels: Sequence[Level]) -> dict[str, Any]:
+    """The options of all levels. A later one's tune and against count, as the file says."""
+    merged: dict[str, Any] = {}
+    for level in levels:
+        for key in {"recipe", "seed_shift"} & level.options.keys() & merged.keys():
+            if (other := merged[key]) != level.options[key]:
+                refuse(key, level.options[key], f"another level says {quote(other)}; let one place set it")
+        merged |= level.options
+    return merged
+
+
+def _schedule_of(model: ModelConfig, field: str) -> Any:
+    """A schedule's values, or one for all layers; None if the model has none."""
+    return model.block_widths if field == "block_width" else getattr(model, field)
+
+
 def _check_variant(variant: Variant) -> None:
     """Compare a variant's run with its parts: setting once more what they say must change nothing.
 
@@ -379,7 +399,7 @@ def _check_variant(variant: Variant) -> None:
     for name, level in variant.parts.items():
         differing = diff_settings(variant.run, make_run(made | level.settings))
         for (field, layer), value in level.elements.items():
-            whole = getattr(variant.run.fixed_model_config(), field)
+            whole = _schedule_of(variant.run.fixed_model_config(), field)
             own = whole[layer] if isinstance(whole, tuple) else whole
             if own != value:
                 differing[f"{field}[{layer}]"] = own, value
@@ -393,7 +413,8 @@ def _set_elements(settings: Settings, elements: Mapping[tuple[str, int], Any]) -
     model = make_run(settings).fixed_model_config()
     found: dict[str, list[Any]] = {}
     for (field, layer), value in elements.items():
-        if (whole := getattr(model, field) if field in SCHEDULES else None) is None:
+        whole = _schedule_of(model, field) if field in SCHEDULES else None
+        if whole is None and field not in ("rope_base", "local_window"):
             valid = f"give one of {', '.join(SCHEDULES)} that settings have for all layers"
             refuse("vary", f"{field}[{layer}]", valid)
         schedule = whole if isinstance(whole, tuple) else (whole,) * model.num_layers

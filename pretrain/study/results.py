@@ -243,4 +243,6 @@ def check_settings(study: Study, runs: Sequence[PlannedRun] | None = None) -> No
                 valid = f"not tuned for the values that the file has now; {study.command('run')}"
                 raise UserError(f"study: {planned.variant}: {valid}")
             valid = f"give the folder {study.folder} for those, or another out"
+            if planned.variant in study.tuned and [*differing] == [study.tuned[planned.variant].field]:
+                valid = "pilots have chosen again since: move away what was made before, or give another out"
             raise UserError(f"study: {planned.folder} was made with {', '.join(listed[:4])}; {valid}")

@@ -31,7 +31,7 @@ class Tuned:
     value: Any
     at_edge: bool
     """Whether the best value is the first or the last that was tried."""
-    tried: list[list[Any]]
+    tried: list[tuple[Any, float | None]]
     """Value and mean result of the pilots, in order; no result where a run failed."""
     seeds: list[NonNegativeInt]
 
@@ -91,6 +91,6 @@ def choose_all(
         _, best = (max if higher_is_better else min)(known, key=lambda each: each[0])  # of ties the first
         numbers = all(type(value) in (int, float) for value in values)
         at_edge = numbers and best in (min(values), max(values))
-        tried_ones = [[at, y if math.isfinite(y) else None] for at, y in zip(values, means, strict=True)]
+        tried_ones = [(at, y if math.isfinite(y) else None) for at, y in zip(values, means, strict=True)]
         found[name] = Tuned(field, best, at_edge, tried_ones, list(seeds))
     return found

@@ -18,7 +18,7 @@ from pretrain.study.planning import parse_study
 from pretrain.study.results import LOGS, RunResult, State
 
 DATA = DataIdentity(tokenizer="0f0f0f0f0f0f", data=[("c0ffee00c0ffee00", "1")])
-WORLD = WorldRecord(code=["abc123abc123"], versions={"torch": "2.7.0"})
+WORLD = WorldRecord(hardware="a CPU, 4 cores", code=["abc123abc123"], versions={"torch": "2.7.0"})
 
 
 def planned_study(folder: Path, **values: Any) -> Study:

@@ -59,7 +59,7 @@ def run_study(
                 write_atomically(study.folder / STUDY_FILE, study.text)
                 register(study)
             code = run_study(pilot, parallel, slurm, sbatch, dry_run)
-            if dry_run or slurm or list_unfinished(pilot):
+            if dry_run or slurm or code in (INTERRUPTED, STOPPED) or list_unfinished(pilot):
                 what = "the study's own runs" if dry_run else f"{study.command('run', *options)} again"
                 print_lines(f"then     {what}, when these runs are finished")
                 return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pretrain.study.report.tables import sections
 from pretrain.study.results import list_unfinished, load_results, load_study
 from pretrain.study.running.scheduler import Scheduler, write_study
 from pretrain.study.summaries import build_view
+from pretrain.study.tuning import write_tuned
 from tests.helpers.planted_runs import plant, planted_rows, result
 from tests.helpers.refusals import refused
 from tests.pretrain.study.report.conftest import planted, small_study
@@ -84,6 +86,9 @@ def test_a_record_keeps_validations_and_forgets_steps(folder, tmp_path):
         (lambda values: values.update(extra=1), "extra"),
         (lambda values: values["study"].update(seeds="many"), "seeds"),
         (lambda values: values["runs"]["grown-s1"].update(state="done"), "grown-s1.state"),
+        (lambda values: values["runs"]["grown-s1"].update(origin=7), "runs.grown-s1.origin: 7 is not valid"),
+        (lambda values: values["runs"]["grown-s1"]["rows"].pop("step"), "runs.grown-s1.rows: give columns"),
+        (lambda values: values["runs"]["grown-s1"]["rows"]["step"].append(9), "runs.grown-s1.rows: give col"),
     ],
 )
 def test_files_that_are_no_record(folder, tmp_path, capsys, change, message):
@@ -168,6 +173,10 @@ def test_a_record_keeps_pilots(tmp_path, monkeypatch, capsys):
     assert main(["record", "../results/s.json"]) == 0
     recorded = read_archive(Path("../results/s.json"), tmp_path / "none")
     assert recorded.untuned == []
+    other = {name: replace(each, value=1e-3) for name, each in recorded.tuned.items()}
+    (tmp_path / "none").mkdir()
+    write_tuned(tmp_path / "none", other)  # of the same study, trained again: no reason to read other runs
+    assert read_archive(Path("../results/s.json"), tmp_path / "none").tuned == recorded.tuned
     assert load_study(Path("runs/s")).untuned == []  # jobs read the folder
     # The folder here has one pilot alone; the others' losses, by which it was tuned, would be lost.
     assert read_registered(load_study(Path("runs/s"))) == read_registered(recorded)

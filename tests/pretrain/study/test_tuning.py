@@ -13,7 +13,7 @@ import yaml
 
 from pretrain.study.command import dispatch
 from pretrain.study.notebook import Study
-from pretrain.study.planning import build_pilot, parse_study, reread
+from pretrain.study.planning import build_pilot, parse_study, read_study, reread
 from pretrain.study.results import failed_mark, list_unfinished, load_results, load_study
 from pretrain.study.running import run
 from pretrain.study.running.scheduler import Scheduler, write_study
@@ -132,7 +132,7 @@ def test_a_value_counts_if_all_its_pilots_are_finished():
     results = chosen(found, dict.fromkeys(found.tried, 2e-3))
     del results["plain@0.002"][12]
     tuned = choose_all(found.tried, [11, 12], results)
-    assert tuned["plain"].tried[1] == [2e-3, None]
+    assert tuned["plain"].tried[1] == (2e-3, None)
     assert tuned["muon"].value == pytest.approx(2e-3)
     for value in (0.001, 0.002, 0.004):
         results.pop(f"plain@{value}", None)
@@ -177,6 +177,17 @@ def test_run_chooses_from_finished_pilots_and_reports_them(tmp_path, capsys, mon
     )
     with refused("was made with steps 90 (now 80)"):
         dispatch(["run", str(path), "--out", str(folder)])
+    (folder / "pilot" / pilot.runs[0].name / "config.yaml").unlink()
+    own = study(folder).runs[0]
+    earlier = replace(own.run, optimizer=replace(own.run.optimizer, learning_rate=1e-3))
+    (folder / own.name).mkdir()
+    (folder / own.name / "config.yaml").write_text(earlier.to_yaml(), encoding="utf-8")
+    with refused("optimizer.learning_rate 0.001 (now 0.002); pilots have chosen again since: move away what"):
+        dispatch(["run", str(path), "--out", str(folder)])
+    (folder / own.name / "config.yaml").unlink()
+    assert str(path) not in read_study(path, folder).command("run")  # but the folder, which has the same
+    path.write_text(path.read_text().replace("4.0e-3]}\nsettings", "5.0e-3]}\nsettings"), encoding="utf-8")
+    assert read_study(path, folder).command("run") == f"head-schedules study run {path} --out {folder}"
     assert json.loads((folder / TUNED_FILE).read_text())["slow"]["at_edge"] is True
     rows = table_of(build_view(study(folder), []), "tuned")
     assert rows[2]["chosen"] == "0.004 (an edge)" and {row["values tried"] for row in rows} == {"3"}
@@ -213,6 +224,17 @@ def test_pilots_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, reaso
     printed = capsys.readouterr().out
     assert len(list_unfinished(pilot)) == left and ("tuned    " in printed) == (not left)
     assert (f"note     {failed.name} failed, and its value does not count: {reason}" in printed) == (not left)
+
+
+@pytest.mark.parametrize("code", [75, 130])
+def test_a_request_to_stop_while_the_last_pilots_end_is_heard(tmp_path, capsys, monkeypatch, code):
+    """They all finish, and so are left to no other session."""
+    found, left = study(tmp_path / "out"), iter([[1], []])
+    monkeypatch.setattr(run, "list_unfinished", lambda _: next(left))
+    begin = run.run_study
+    monkeypatch.setattr(run, "run_study", lambda *_: code)
+    assert begin(found) == code
+    assert "then     head-schedules study run" in capsys.readouterr().out
 
 
 def test_pilots_of_several_factors_are_found(tmp_path, monkeypatch):

@@ -123,6 +123,33 @@ def test_a_factor_beside_variants_is_crossed_with_them():
     assert controls == [None, "small.a", "small.b", None, "large.b"]
 
 
+SCALES = {"scale": {"small": {"recipe": "micro"}, "large": {"recipe": "tiny", "seed_shift": 7}}}
+TWICE = [
+    ({"large.b": {"steps": 8}, "b": {"steps": 9}}, "variants: 'b' is not valid; large has two of that name"),
+    ({"b": {"recipe": "mini"}}, "recipe: 'mini' is not valid; another level says 'micro'"),
+    ({"b": {"seed_shift": 9}}, "seed_shift: 9 is not valid; another level says 7"),
+]
+
+
+@pytest.mark.parametrize(("variants", "said"), TWICE)
+def test_what_two_places_say_of_a_variant_is_refused(variants, said):
+    changes = {"method": None, "runs": None, "vary": SCALES, "baseline": "a", **ALONE}
+    with refused(said, begins="study: "):
+        study(**changes, variants={"a": {}} | variants)
+
+
+def test_widths_of_a_layer_that_make_all_equal():
+    """The model's own value is then that of all layers."""
+    settings = {
+        "steps": 10,
+        "validation": {"every": 10},
+        "architecture": {"block_width": [192, 128, 128, 128]},
+    }
+    found = grid({"block_width[0]": [128, 192]}, settings=settings)
+    widths = {name: each.run.build_model_config().block_widths for name, each in found.variants.items()}
+    assert widths == {"128": (128,) * 4, "192": (192, 128, 128, 128)}
+
+
 def test_a_level_that_a_factor_names_is_the_baseline_of_each_combination():
     vary = {"rule": {"control": {}, "slow": {"lr_rules": ["upper_qk"]}}, "heads": ["8x4", "4x4"]}
     found = grid(vary, baseline="control", contrasts={"rule": "slow - control"})

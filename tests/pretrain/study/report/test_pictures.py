@@ -137,7 +137,7 @@ def test_curves_of_pilots_and_what_they_chose(tmp_path):
     variants = {"uniform": {"heads": "8x4"}, "rising": {"heads": "2,4,8,8"}}
     values = {"baseline": "uniform", "variants": variants, "pilot_seeds": [9]}
     values["tune"] = {"optimizer.learning_rate": [1e-3, 2e-3, 4e-3]}
-    tried = [[1e-3, 4.1], [2e-3, 4.0], [4e-3, None]]
+    tried = [(1e-3, 4.1), (2e-3, 4.0), (4e-3, None)]
     tuned = {name: Tuned("optimizer.learning_rate", 2e-3, False, tried, [9]) for name in variants}
     write_tuned(tmp_path, tuned)
     study = small_study(tmp_path, **values)
