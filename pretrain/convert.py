@@ -18,8 +18,9 @@ from model.errors import UserError
 from pretrain.checkpoint.finder import require_steps
 from pretrain.config.options import parse_options
 from pretrain.hf.model_folder import check_folder
-from pretrain.hf.new_folder import check_output, output_folder
+from pretrain.hf.new_folder import check_output
 from pretrain.runtime.command import run_command
+from pretrain.utils.files import output_folder
 
 
 @declared()

@@ -53,8 +53,8 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     """
     store.restore_checkpoints()
     fetched: list[str] = []
-    continues = run.resume == "auto" or was_requeued()
-    if continues and (mirror := run.checkpoint.mirror):
+    continues, mirror = run.resume == "auto" or was_requeued(), run.checkpoint.mirror or ""
+    if continues and mirror:
         from pretrain.mirror.copies import repair_checkpoint, restore_lost
 
         fetched = store.world.on_rank_zero(
@@ -62,6 +62,10 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
         )
         newest = store.newest_valid(lambda folder: repair_checkpoint(mirror, folder))
     else:
+        if mirror and not store.steps():
+            from pretrain.mirror.copies import refuse_copy
+
+            store.world.on_rank_zero(lambda: refuse_copy(mirror, run.folder))
         newest = store.newest_valid()
     folder, saved, damaged = newest or (None, TrainingState(), [])
     if folder is None:

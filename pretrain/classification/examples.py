@@ -51,11 +51,12 @@ class Examples:
             with open_regular(path) as file:
                 labels = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError, MemoryError):
-            raise UserError(f"data: {str(path)!r} is missing or damaged; prepare the corpus again") from None
+            valid = "delete its folder and prepare the corpus again"
+            raise UserError(f"data: {str(path)!r} is missing or damaged; {valid}") from None
         if labels.shape != (stream.num_documents,) or not ((labels >= 0) & (labels < len(classes))).all():
             raise UserError(
                 f"data: {str(path)!r} does not hold one of {len(classes)} classes for each of "
-                f"{stream.num_documents:,} documents; prepare the corpus again"
+                f"{stream.num_documents:,} documents; delete its folder and prepare the corpus again"
             )
         return cls(stream, labels, corpus.tokenizer.end_of_document)
 

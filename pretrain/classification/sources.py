@@ -132,7 +132,8 @@ def _read_tsv(path: Path, lines: Iterator[str]) -> Iterator[Record]:
         if None in row or None in row.values():  # more fields than names, or fewer
             raise UserError(
                 f"labelled: line {rows.line_num} of {str(path)!r} has not the {len(names)} "
-                "fields that its first line names; a tab parts fields, the first line must name the columns"
+                "fields that its first line names; a tab parts fields, and quotes are text; else write "
+                "JSON Lines"
             )
         yield rows.line_num, row
 

@@ -56,7 +56,9 @@ class Corpus:
             )
         meta = CorpusMeta.read(root)
         if not (root / "tokenizer").is_dir():
-            raise UserError(f"data: {str(root)!r} has no tokenizer folder; prepare the corpus again")
+            raise UserError(
+                f"data: {str(root)!r} has no tokenizer folder; delete it and prepare the corpus again"
+            )
         own = load_tokenizer(root / "tokenizer")
         own.name = meta.tokenizer.name
         corpus = cls(root, meta, own, IndexedTokens(root / "training"), IndexedTokens(root / "validation"))
@@ -87,7 +89,7 @@ class Corpus:
             if said != found:
                 raise UserError(
                     f"data: {META_FILE} in {place!r} says that {key} is {said}, but it is {found}: the files "
-                    "are of different corpora; prepare the corpus again"
+                    "are of different corpora; delete its folder and prepare the corpus again"
                 )
         difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
         if tokenizer is not None and difference:

@@ -35,7 +35,8 @@ def damage(path: Path, entry: FileEntry, each: Callable[[], object] = lambda: No
     if file_entry(path, each) == to_dict(entry):
         return None
     return (
-        f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); prepare the corpus again"
+        f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); delete its folder and "
+        "prepare the corpus again"
     )
 
 

@@ -125,7 +125,8 @@ class CorpusMeta:
             ) from None
         except (OSError, UserError) as error:
             reason = getattr(error, "strerror", error)
-            raise UserError(f"data: {str(path)!r} is damaged ({reason}); prepare the corpus again") from None
+            valid = "delete its folder and prepare the corpus again"
+            raise UserError(f"data: {str(path)!r} is damaged ({reason}); {valid}") from None
 
     def write(self, folder: Path) -> None:
         """Write it into a corpus folder."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from model.declared import from_dict
-from model.errors import UserError, quote
+from model.errors import UserError
 from pretrain.utils.files import (
     atomic_folder,
     file_entry,
@@ -24,20 +24,6 @@ from pretrain.utils.parsing import read_json
 
 WRITTEN = "export.json"
 """The list of what an export wrote: size and hash by the file's name."""
-
-
-def output_folder(text: str) -> Path:
-    """The folder that a user names for output; a link's target, if it is one.
-
-    Raises:
-        UserError: it is no folder's name.
-    """
-    path = Path(text).expanduser() if text.startswith("~") else Path(text)
-    if "\0" not in text and (path.name in ("", "..") or path.is_symlink()):
-        path = Path(os.path.realpath(path))
-    if not text or "\0" in text or not path.name or path.is_symlink():  # still: a loop
-        raise UserError(f"out: {quote(text)} names no folder that can be written; give one such as hf/NAME")
-    return path
 
 
 @contextmanager

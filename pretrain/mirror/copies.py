@@ -125,7 +125,23 @@ class Mirror:
         known = _read_safe(self.run_folder, self.url)
         return {name: digest for name, digest in known.items() if _identity(self.run_folder, name) == digest}
 
+    def _note_newer(self) -> None:
+        """Report a copy that is newer than what this session continues from."""
+        steps = checkpoint_steps(self.run_folder)
+        latest = (self._open_once().text("latest") or "").strip()
+        if steps and int(latest[5:] or 0) > steps[-1]:
+            self.report(
+                log_line(
+                    "note",
+                    f"{self.url}/{self.run_folder.name} has {latest}, newer than the checkpoints here; the "
+                    "next copy takes its place; to continue from it, stop now and start again without "
+                    f"{self.run_folder}/checkpoints",
+                )
+            )
+
     def _work(self) -> None:
+        with suppress(Exception):  # of any class; copies report it
+            self._note_newer()
         pause, longest = self._retry_seconds
         intact = ""  # is read once, not at every try
         while True:
@@ -337,15 +353,35 @@ def restore_lost(
     )
 
 
+def refuse_copy(url: str, run_folder: Path, open_store: Callable[[str, str], Store] = Store) -> None:
+    """Raise UserError if a store has checkpoints of a run of this name, which a new one would replace."""
+    latest = None
+    with suppress(Exception):  # of any class; the copies report it
+        latest = open_store(url, run_folder.name).text("latest")
+    if latest:
+        raise UserError(
+            f"resume: {url}/{run_folder.name} already holds a checkpoint ({latest.strip()}); give --name for "
+            "a new run, or --resume auto to continue it"
+        )
+
+
 def repair_checkpoint(url: str, folder: Path, open_store: Callable[[str, str], Store] = Store) -> bool:
-    """Fetch the copy of a damaged checkpoint into its place, if there is a verified one; whether it was."""
+    """Fetch the copy of a damaged checkpoint into its place, if there is a verified one; whether it was.
+
+    Raises:
+        MachineError: the store cannot be read now; the run would continue from an older checkpoint.
+    """
     run_folder = folder.parent.parent
     if folder.name not in _read_safe(run_folder, url):
         return False
     try:
         return _fetch(open_store(url, run_folder.name), folder.name, run_folder) is None
-    except Exception:  # of any class: without the copy the run continues from an older checkpoint
-        return False
+    except Exception as error:  # of any class
+        reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
+        raise MachineError(
+            f"checkpoint.mirror: {folder.name} is damaged, and its copy in {url} cannot be read ({reason}); "
+            "try again, or leave checkpoint.mirror out to continue from an earlier one"
+        ) from error
 
 
 def _fetch(store: Store, name: str, run_folder: Path) -> str | None:

@@ -35,7 +35,9 @@ def check_mirror(url: str) -> None:
         UserError: it says what is valid, or what to install.
     """
     parts = urlsplit(url)
-    if parts.scheme not in PROTOCOLS or not (parts.netloc or parts.path.strip("/")):
+    local = parts.scheme == "file"
+    placed = parts.path.startswith("/") and parts.path.strip("/") if local else parts.netloc
+    if parts.scheme not in PROTOCOLS or not placed or (local and parts.netloc):
         raise UserError(
             f"checkpoint.mirror: {quote(url)} is not valid; give a URL such as s3://bucket/folder, "
             "gs://bucket/folder or file:///folder"

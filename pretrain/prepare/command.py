@@ -29,7 +29,7 @@ from pretrain.prepare.sources.text_source import TextSource
 from pretrain.prepare.sources.with_validation import WithValidation
 from pretrain.runtime.command import run_command
 from pretrain.utils.env_check import check_variables
-from pretrain.utils.files import temporary_path
+from pretrain.utils.files import output_folder, temporary_path
 from pretrain.utils.format import print_lines
 
 DEFAULT_VOCABULARY = 4096
@@ -68,7 +68,7 @@ class PrepareOptions:
     file (in JSON a record) has (default: text)"""
     skip_damaged: bool = False
     """with --text: of a truncated or damaged file take what can be read, and count it"""
-    max_document_bytes: PositiveInt = MAX_DOCUMENT_BYTES
+    max_document_bytes: Annotated[int, Field(ge=1, lt=2**31)] = MAX_DOCUMENT_BYTES
     """leave out longer documents"""
     tokenizer: str | None = None
     """tokenizer folder, SentencePiece .model file, or hub name such as gpt2"""
@@ -158,9 +158,7 @@ def run_prepare(argv: Sequence[str]) -> Path | None:
     size = DEFAULT_VOCABULARY if options.train_tokenizer is None else options.train_tokenizer
     tokenizer = size if options.tokenizer is None else load_tokenizer(options.tokenizer)
     check_tokenizer(tokenizer)
-    out = Path(options.out)
-    if out.name in ("", ".."):  # its lock is next to it
-        out = Path(os.path.realpath(out))
+    out = output_folder(options.out)
     copies = temporary_path(out.parent / f"{out.name}.pipes")
     with pipes_as_files([*options.text, *options.validation_text], copies, print_lines) as paths:
         count = len(options.text)

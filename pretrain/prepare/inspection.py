@@ -97,7 +97,9 @@ def verify(corpus: Corpus) -> Iterator[str]:
     found = Lengths.from_lengths(np.concatenate([corpus.training.lengths, corpus.validation.lengths]))
     if (said := corpus.meta.document_lengths) not in (None, found):
         path = str(corpus.folder / META_FILE)
-        raise UserError(f"verify: {path!r} says {said}, but it is {found}; prepare the corpus again")
+        raise UserError(
+            f"verify: {path!r} says {said}, but it is {found}; delete its folder and prepare the corpus again"
+        )
     for name in SPLITS:
         stream: IndexedTokens = getattr(corpus, name)
         stream.counts(corpus.tokenizer.vocab_size)

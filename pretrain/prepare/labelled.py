@@ -15,6 +15,7 @@ from pretrain.config.options import parse_options
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.prepare.assemble import Selection
 from pretrain.prepare.split import Split, digest_to_number
+from pretrain.utils.files import output_folder
 from pretrain.utils.format import print_lines
 
 VALIDATION_FRACTION = 0.1
@@ -67,7 +68,7 @@ def run_labelled(argv: Sequence[str]) -> Path:
     tokenizer: Tokenizer | int | None = VOCABULARY if size is None else size
     if name is not None:
         tokenizer = None if name == CHARACTERS else load_tokenizer(name)
-    return prepare_labelled(Path(options.out), task, tokenizer, print_lines, options.lossy_tokenizer)
+    return prepare_labelled(output_folder(options.out), task, tokenizer, print_lines, options.lossy_tokenizer)
 
 
 def _task(options: LabelledOptions) -> Task:

@@ -254,7 +254,8 @@ def describe_control_strings(tokenizer: Tokenizer, parts: Iterable[Part]) -> str
     shown = ", ".join(specials[:4]) + (", …" if len(specials) > 4 else "")
     as_tokens = any(len(tokenizer.encode(text)) == 1 for text in specials)
     became = "they became these tokens" if as_tokens else "they are kept as text"
-    return f"{found:,} of {total:,} documents contain control strings of the tokenizer ({shown}); {became}"
+    contain = f"contain control strings of the tokenizer ({shown})"
+    return f"{found:,} of {total:,} documents that were tokenized {contain}; {became}"
 
 
 def describe_uneven_split(fraction: float, training: SplitEntry, validation: SplitEntry) -> str:

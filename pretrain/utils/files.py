@@ -24,7 +24,7 @@ import psutil
 import xxhash
 from pydantic import AfterValidator
 
-from model.errors import UserError
+from model.errors import UserError, quote
 
 CHUNK_BYTES = 1 << 22
 
@@ -277,6 +277,22 @@ def copy_folder(source: str | Path, target: Path) -> None:
         inside.mkdir()
         for name in names:
             shutil.copy2(Path(folder, name), inside / name)
+
+
+def output_folder(text: str) -> Path:
+    """The folder that a user names for output; a link's target, if it is one.
+
+    Raises:
+        UserError: it is no folder's name, or a mount point, which no other folder can replace.
+    """
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    if "\0" not in text and (path.name in ("", "..") or path.is_symlink()):
+        path = Path(os.path.realpath(path))
+    if not text or "\0" in text or not path.name or path.is_symlink():  # still: a loop
+        raise UserError(f"out: {quote(text)} names no folder that can be written; give one such as hf/NAME")
+    if os.path.ismount(path):
+        raise UserError(f"out: {quote(text)} is a mount point; give a folder in it")
+    return path
 
 
 @contextmanager

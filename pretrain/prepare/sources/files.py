@@ -36,7 +36,10 @@ _ENDINGS = {
     ".ndjson": "jsonl",
     **{f".{format}": format for format in ("json", "jsonl", "csv", "tsv", "parquet")},
 }
-_UNREAD = (".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".lzma", ".br", ".z")
+_UNREAD = (
+    *(".zip", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".lzma", ".br", ".z"),
+    *(".zstd", ".gzip", ".bzip2", ".snappy", ".lzo", ".sz"),
+)
 """Archives and compression that are not read."""
 _RECORDS_LOOKED_AT = 100
 
@@ -46,7 +49,8 @@ class TextFiles(PlainFiles):
 
     The ending decides a file's format: JSON Lines (``.jsonl``, ``.ndjson``), a JSON array or JSON Lines
     (``.json``), CSV (``.csv``, ``.tsv``), Parquet (``.parquet``), else plain text, one document per file;
-    *format* overrides it. ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` are decompressed. Hidden files and folders
+    *format* overrides it: csv reads ``.tsv`` as RFC 4180 does, tsv takes its quotes as text. ``.gz``,
+    ``.bz2``, ``.xz`` and ``.zst`` are decompressed. Hidden files and folders
     inside a given folder are left out; links are followed, and a file that is named twice is read once.
 
     Args:
@@ -167,8 +171,8 @@ class TextFiles(PlainFiles):
             reason = " ".join(str(error).split())[:120] or type(error).__name__
             if not self.skip_damaged:
                 raise UserError(
-                    f"text: {str(path)!r} is truncated or damaged ({reason}); replace it, or give "
-                    "--skip_damaged to take what can be read (what is tokenized already is kept)"
+                    f"text: {str(path)!r} is truncated or damaged ({reason}); replace it (what is "
+                    "tokenized already is kept), or begin again with --skip_damaged to take what can be read"
                 ) from error
 
     def settings(self) -> str:
@@ -188,7 +192,7 @@ def detect_format(path: Path, asked: str) -> str:
     """The format of a file, never "auto": *asked*, or if that is "auto" by its ending (``.json``: its
     beginning too)."""
     if asked != "auto":
-        return asked
+        return readers.PLAIN_TSV if asked == "tsv" else asked
     name = path.name.lower()
     for end in COMPRESSED:
         name = name.removesuffix(end)

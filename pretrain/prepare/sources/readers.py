@@ -19,7 +19,10 @@ from typing import Any
 from model.errors import UserError
 from pretrain.prepare.sources.streams import BOM, DAMAGE, Record, check_text, open_stream, parse_json
 
-DELIMITERS = {"csv": ",", "tsv": "\t"}
+PLAIN_TSV = "plain_tsv"
+"""TSV in which quotes mean nothing."""
+DELIMITERS = {"csv": ",", "tsv": "\t", PLAIN_TSV: "\t"}
+QUOTES_IN_TSV = "--format tsv takes quotes as text, --format csv as the ends of a field"
 ROWS = 128  # of a Parquet file, decoded at a time
 _BUFFER = 1 << 20
 SEVERAL = "; where files differ, such as --column text,abstract: the first that each has"
@@ -137,7 +140,7 @@ def read_lines(stream: Any, start: int, stop: int | None, longest: int) -> Itera
 
 
 def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Iterator[Record]:
-    """The texts of a CSV file (strict RFC 4180).
+    """The texts of a CSV file (strict RFC 4180), whose fields are parted by tabs if its name says TSV.
 
     Characters stand for bytes until a text is checked. What divides lines and fields is ASCII, and a single
     character beyond Latin-1 would make a string as wide as four bytes a character.
@@ -145,7 +148,7 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
     Raises:
         ValueError: quotes that do not fit.
         UserError: no such column, or more than one; a record that is too long, which may be a quote that
-            nothing closes.
+            nothing closes; in TSV, quotes that may enclose a field or several records.
     """
     most = _RECORD_FACTOR * longest
     csv.field_size_limit(most)
@@ -167,8 +170,10 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
         return line
 
     def reader() -> Any:
-        return csv.reader(iter(next_line, ""), delimiter=DELIMITERS[format], strict=True)
+        rule: Any = csv.QUOTE_NONE if format == PLAIN_TSV else csv.QUOTE_MINIMAL
+        return csv.reader(iter(next_line, ""), delimiter=delimiter, quoting=rule, strict=True)
 
+    delimiter = DELIMITERS["tsv" if ".tsv" in path.suffixes else format]
     rows = reader()
     try:
         header = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]
@@ -179,6 +184,11 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
                 rows = reader()
             if not row:
                 continue
+            if format == "tsv" and any("\t" in field.partition("\n")[2] for field in row):
+                raise UserError(
+                    f"text: line {number + rows.line_num} of {str(path)!r} ends a field in quotes with line "
+                    f"ends and tabs; {QUOTES_IN_TSV}"
+                )
             if len(row) > len(header):
                 record: Record = None, "extra_fields"  # a comma in a text without quotes: it would be cut
             elif len(row) <= index:
@@ -190,7 +200,9 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
     except csv.Error as error:
         if "field limit" in str(error):
             raise too_long() from None
-        # Also in TSV, where some writers put quotes that are text.
+        if format == "tsv":
+            where = f"line {number + rows.line_num} of {str(path)!r}"
+            raise UserError(f"text: {where}: {error}; {QUOTES_IN_TSV}") from error
         valid = "quotes inside a field in quotes must be doubled"
         raise ValueError(f"line {number + rows.line_num}: {error}; {valid}") from error
 

@@ -120,4 +120,7 @@ def file_sample(path: Path) -> bytes:
 def describe_no_documents(name: str, skipped: Mapping[str, int]) -> str:
     """The message for the source *name* in which no document is usable."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
-    return f"corpus: no usable document in {name!r} ({reasons or 'nothing there'}); needed: UTF-8 text"
+    needed = "UTF-8 text"
+    if "too_long" in skipped:
+        needed += "; raise --max_document_bytes, or take each line as a document with --format lines"
+    return f"corpus: no usable document in {name!r} ({reasons or 'nothing there'}); needed: {needed}"

@@ -195,7 +195,9 @@ def test_labels_that_do_not_fit_are_refused(corpus, tmp_path, labels):
         (folder / "training_labels.npy").unlink()
     else:
         np.save(folder / "training_labels.npy", labels)
-    with pytest.raises(UserError, match=r"training_labels.npy' .*prepare the corpus again"):
+    with pytest.raises(
+        UserError, match=r"training_labels.npy' .*delete its folder and prepare the corpus again"
+    ):
         Examples.open(Corpus.open(folder), "training")
 
 

@@ -11,14 +11,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from model.errors import UserError
+from model.errors import MachineError, UserError
 from model.presets import preset
 from pretrain.checkpoint.manifest import MANIFEST, verify, write_manifest
 from pretrain.checkpoint.store import CheckpointStore
 from pretrain.config.run_config import INITIAL_MODEL, RunConfig
 from pretrain.config.sections import CheckpointConfig, OptimizerConfig
 from pretrain.mirror import hook as hook_module
-from pretrain.mirror.copies import RECORD, Mirror, fetch_initial_model, restore_lost
+from pretrain.mirror.copies import (
+    RECORD,
+    Mirror,
+    fetch_initial_model,
+    refuse_copy,
+    repair_checkpoint,
+    restore_lost,
+)
 from pretrain.mirror.hook import MirrorHook
 from pretrain.mirror.object_store import Store, check_mirror
 from pretrain.utils.files import file_entry
@@ -348,6 +355,38 @@ def test_steps_of_a_curve_that_was_left_do_not_come_back(run, url, tmp_path):
     assert "step_000001 was fetched" in restore_lost(url, run)[0]
 
 
+def test_a_copy_that_is_newer_than_the_folder_is_reported(run, url, tmp_path):
+    copied(run, url, 1, 9)
+    shutil.rmtree(run / "checkpoints/step_000009")
+    said = []
+    assert Mirror(url, run, said.append, SOON).close() is None
+    assert len(said) == 1 and f"{url}/one has step_000009, newer than the checkpoints here" in said[0]
+    write_checkpoint(run, 10)
+    assert Mirror(url, run, said.append, SOON).close(60) is None and len(said) == 1
+
+
+def test_a_new_run_does_not_replace_a_copy(run, url):
+    refuse_copy(url, run)
+    copied(run, url, 1)
+    shutil.rmtree(run)
+    with pytest.raises(UserError, match=r"^resume: .*/one already holds a checkpoint \(step_000001\); give"):
+        refuse_copy(url, run)
+
+
+def test_a_store_that_is_away_lets_no_damaged_checkpoint_be_passed_over(run, url):
+    copied(run, url, 1)
+    folder = run / "checkpoints/step_000001"
+
+    def away(url, name):
+        raise ConnectionError("nobody answers")
+
+    with pytest.raises(
+        MachineError, match=r"step_000001 is damaged, and its copy .*nobody answers.*try again"
+    ):
+        repair_checkpoint(url, folder, away)
+    assert repair_checkpoint(url, folder) and verify(folder) is None
+
+
 def test_a_store_that_cannot_be_read_begins_nothing_anew(run, url):
     def away(url, name):
         raise ConnectionError("nobody answers")
@@ -356,7 +395,12 @@ def test_a_store_that_cannot_be_read_begins_nothing_anew(run, url):
         restore_lost(url, run, away)
 
 
-@pytest.mark.parametrize("url", ["", "bucket/folder", "s4://bucket", "s3://", "file://", "http://a/b"])
+RELATIVE = ["file://backup/runs", "file:backup", "s3:///folder"]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "bucket/folder", "s4://bucket", "s3://", "file://", "http://a/b", *RELATIVE]
+)
 def test_urls_that_are_refused(url):
     with pytest.raises(UserError, match=r"^checkpoint\.mirror: .* is not valid; give a URL such as s3://"):
         check_mirror(url)

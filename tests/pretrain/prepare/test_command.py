@@ -67,6 +67,9 @@ def test_prepare_then_inspect(texts, tmp_path, capsys):
         ("--dataset NoSuch/thing --out o", "dataset: 'NoSuch/thing' cannot be opened"),
         ("--dataset builtin --max_tokens -1 --out o", "max_tokens: -1 is not valid"),
         ("--dataset builtin --processes 0 --out o", "processes: '0' is not valid"),
+        ("--text x --max_document_bytes 9000000000000000000 --out o", "max_document_bytes: '9000000000000"),
+        ("--dataset builtin --out /proc", "out: '/proc' is a mount point; give a folder in it"),
+        ("--text x/.. --out loop", "out: 'loop' names no folder that can be written"),
         ("--dataset builtin --shard x --out o", "shard: 'x' is not valid"),
         ("--dataset builtin --shard 4/4 --out o", "shard: 4/4 is out of range; valid: 0/4 to 3/4"),
         (
@@ -79,10 +82,30 @@ def test_prepare_then_inspect(texts, tmp_path, capsys):
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
     assert run(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
     assert not (tmp_path / "o").exists()
+
+
+def test_out_may_be_a_link(texts, small_folder, tmp_path):
+    """To an empty folder of another disk, or to nothing yet."""
+    (tmp_path / "disk").mkdir()
+    for name in ("empty", "nothing"):
+        (tmp_path / name).symlink_to(f"disk/{name}")
+    (tmp_path / "disk/empty").mkdir()
+    for name in ("empty", "nothing"):
+        given = f"--text {texts} --tokenizer {small_folder / 'tokenizer'} --out {tmp_path / name}"
+        assert [run(given) for _ in range(2)] == [0, 0]
+        assert (tmp_path / name).is_symlink() and Corpus.open(tmp_path / "disk" / name).training.num_documents
+
+
+def test_texts_that_are_too_long_are_named(tmp_path, capsys):
+    (tmp_path / "book.txt").write_text("word " * 100)
+    assert run(f"--text {tmp_path} --max_document_bytes 99 --train_tokenizer 300 --out {tmp_path / 'o'}") == 2
+    error = capsys.readouterr().err
+    assert "(1 too_long)" in error and "raise --max_document_bytes, or" in error and "--format lines" in error
 
 
 @pytest.fixture(scope="module")

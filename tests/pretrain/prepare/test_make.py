@@ -158,5 +158,7 @@ def test_control_strings_in_documents_are_counted(trained, tmp_path):
     make_corpus(PlainFiles("text", files), tmp_path / "corpus", tokenizer, Selection(0.5), reports.append)
     found, shown = ("2 of 6", "<unk>, <|endoftext|>") if trained else ("1 of 6", "<|endoftext|>")
     became = "they are kept as text" if trained else "they became these tokens"
-    line = f"{found} documents contain control strings of the tokenizer ({shown}); {became}"
+    line = (
+        f"{found} documents that were tokenized contain control strings of the tokenizer ({shown}); {became}"
+    )
     assert reports[-1].replace("<|endoftext|>, <unk>", "<unk>, <|endoftext|>") == line

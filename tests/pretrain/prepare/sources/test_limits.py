@@ -210,7 +210,8 @@ def test_other_encodings_are_named(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(
-    "name", ["a.zip", "a.jsonl.lz4", "a.csv.zip", "a.tar.gz", "a.tgz", "a.txt.Z", "a.parquet.gz"]
+    "name",
+    ["a.zip", "a.jsonl.lz4", "a.csv.zip", "a.tar.gz", "a.tgz", "a.txt.Z", "a.parquet.gz", "a.jsonl.zstd"],
 )
 def test_archives_are_named(tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(b"\0PK"))

@@ -19,6 +19,7 @@ import pytest
 from model.errors import UserError
 from pretrain.prepare.sources.files import TextFiles, detect_format
 from pretrain.prepare.sources.streams import MAX_DOCUMENT_BYTES
+from tests.helpers.refusals import refused
 
 LOOK_LIKE_VALUES = ["NA", "null", "nan", "007", "1.50", "true", "2020-01-01"]
 DOCUMENTS = LOOK_LIKE_VALUES + [
@@ -81,13 +82,32 @@ def test_every_format_gives_the_same_documents_however_it_is_cut_and_compressed(
         (tmp_path / f"{name}.zst").write_bytes(zst(FORMS[name]))
     for path in tmp_path.iterdir():
         for unit_bytes in (None, 100, 1):
-            source = TextFiles([path], unit_bytes=unit_bytes)
+            # Some of these texts have tabs and line ends.
+            format = "csv" if ".tsv" in path.name else "auto"
+            source = TextFiles([path], format=format, unit_bytes=unit_bytes)
             source.check()
             assert texts(source) == DOCUMENTS and not source.skipped, (path.name, unit_bytes)
             cut = unit_bytes is not None and path.name in ("a.jsonl", "lines.json", "a.parquet")
             assert (len(source.units()) > 5) == cut
-        assert source.describe()["formats"] == [detect_format(path, "auto")]
+        assert source.describe()["formats"] == [detect_format(path, format)]
         assert source.describe()["column"] == "text"
+
+
+def test_what_quotes_mean_in_tsv(tmp_path):
+    """They may enclose several records, of which nothing would be noticed."""
+    path = tmp_path / "a.tsv"
+    path.write_text('label\ttext\n0\t"Great start\n1\tplain\n1\tends here"\n0\tlast\n')
+    asked = "--format tsv takes quotes as text, --format csv as the ends of a field"
+    with refused("line 4 of", "ends a field in quotes with line ends and tabs", asked):
+        texts(TextFiles([path]))
+    assert texts(TextFiles([path], format="tsv")) == ['"Great start', "plain", 'ends here"', "last"]
+    assert texts(TextFiles([path], format="csv")) == ["Great start\n1\tplain\n1\tends here", "last"]
+    path.write_text('text\n"Hello" he said\n')
+    with refused("line 2 of", "expected after", asked):
+        texts(TextFiles([path]))
+    assert texts(TextFiles([path], format="tsv")) == ['"Hello" he said']
+    path.write_text('text\tlabel\n"a ""b""\nc"\t1\n')
+    assert texts(TextFiles([path])) == ['a "b"\nc']
 
 
 def test_a_folder_of_several_formats_names_each(tmp_path):
