@@ -63,6 +63,7 @@ SETTINGS: dict[str, dict[Format, str | None]] = {
         "attention_scale": ("attention_scale", None, "scale_attn_weights"),
         "attention_scale_base": ("attention_scale_base", None, None),
         "logit_softcap": ("final_logit_softcapping", None, None),
+        "z_loss": ("z_loss", None, None),  # of training alone
         "parametrization": ("parametrization", None, None),
         "base_width": ("base_width", None, None),
         "tie_embeddings": ("tie_word_embeddings", "tie_word_embeddings", "tie_word_embeddings"),
@@ -228,7 +229,7 @@ _DEFAULTS: dict[Format, dict[str, Any]] = {
         "qk_norm": "none",
         "attention_gate": "none",
     }
-    | {"attention_scale_base": None, "final_logit_softcapping": None}
+    | {"attention_scale_base": None, "final_logit_softcapping": None, "z_loss": 0.0}
     | {"parametrization": "standard", "base_width": None},
     "llama": _LLAMAS | {"mlp_bias": False, "tie_word_embeddings": False, "initializer_range": 0.02},
     **dict.fromkeys(
@@ -352,6 +353,10 @@ def _rope_scaling(
             f"{', '.join(valid)}"
         )
     fields = ROPE_TYPES[kind]
+    for name in ("factor", "original_max_position_embeddings", "mscale", "mscale_all_dim"):
+        value = written.get(name)
+        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+            raise UserError(f"{name}: {quote(value)} is not valid; give a positive number")
     values = {ours: written[theirs] for ours, theirs in fields.items() if written.get(theirs) is not None}
     if "original_context_length" in fields:
         values.setdefault("original_context_length", context_length)

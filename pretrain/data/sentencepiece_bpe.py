@@ -45,8 +45,10 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
     scored_pieces = []
     for token, piece in enumerate(proto.pieces):
         text = piece.piece
-        if piece.type not in (kinds.CONTROL, kinds.UNKNOWN, kinds.BYTE):
-            text = text.replace(SPACE_MARK, " ")
+        if piece.type in (kinds.NORMAL, kinds.USER_DEFINED, kinds.UNUSED):
+            # One that was given with real spaces matches nothing: those of a text are marks by then.
+            text = f"<never {token}>" if " " in text else text.replace(SPACE_MARK, " ")
+        if piece.type == kinds.NORMAL:
             scored_pieces.append((text, piece.score))
         vocabulary[text] = token
     piece_texts = {text for text, _ in scored_pieces}
@@ -58,10 +60,21 @@ def byte_fallback_bpe(tokenizer: SentencePieceTokenizer) -> Any:
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=False)
     )
+    # These are looked for before anything is joined.
+    whole = (tokenizers.AddedToken(text, normalized=False) for text in user_defined_texts(tokenizer))
+    backend.add_tokens([*whole])
     backend.decoder = tokenizers.decoders.Sequence(
         [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
     )
     return backend
+
+
+def user_defined_texts(tokenizer: Tokenizer) -> list[str]:
+    """The texts that are a token wherever they are, such as marks of a chat; of a SentencePiece model."""
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return []
+    pieces = [each for each in _parse(tokenizer).pieces if each.type == each.USER_DEFINED]
+    return [each.piece.replace(SPACE_MARK, " ") for each in pieces if " " not in each.piece]
 
 
 def _parse(tokenizer: SentencePieceTokenizer) -> Any:

@@ -18,11 +18,12 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from model.config import ModelConfig
-from model.errors import UserError
+from model.errors import UserError, quote
 from model.transformer import Transformer
 from pretrain.classification.examples import read_classes
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.run.saved import SavedRun
+from pretrain.utils.format import log_line
 
 PADDING = "<|head_schedule_padding|>"
 
@@ -40,10 +41,12 @@ def add_padding_token(parameters: dict[str, Tensor]) -> None:
 
 def label_settings(source: SavedRun) -> dict[str, Any]:
     """Fields of the folder's config.json: its padding token, and the classes by name where the run's data are
-    on this machine."""
+    on this machine; else prints a note."""
     count = source.model.classes or 0
     names = next((read_classes(corpus) for corpus in source.corpora()), [])
     if len(names) != count:
+        where = f"the corpus {quote(source.state.run.get('data', 'builtin'))} is not found from here"
+        print(log_line("note", f"the classes are called LABEL_0 to LABEL_{count - 1}, since {where}"))
         names = [f"LABEL_{number}" for number in range(count)]
     return {
         "pad_token_id": source.model.vocab_size,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, Qwen3Config
 
 
 class HeadScheduleConfig(PreTrainedConfig):
@@ -82,6 +82,9 @@ class HeadScheduleConfig(PreTrainedConfig):
     given. Named as in Cohere's models; Granite's logits_scaling is a divisor."""
     final_logit_softcapping: float | None = None
     """c: logits x become c tanh(x / c). Named as in Gemma 2."""
+    z_loss: float = 0.0
+    """Weight of the squared log-sum-exp of the logits in the training loss. The forward pass does not read
+    it."""
     parametrization: str = "standard"
     """How the model was trained, standard or mup. The forward pass does not read it."""
     base_width: int | None = None
@@ -114,6 +117,11 @@ class HeadScheduleConfig(PreTrainedConfig):
             for name, plan in type(self).base_model_tp_plan.items()
             if name.removeprefix("layers.*.") not in absent
         }
+        # Each rank's heads give a part of the gradient of these weights. Older versions have no name for it.
+        style = (Qwen3Config.base_model_tp_plan or {}).get("layers.*.self_attn.q_norm")
+        if self.qk_norm == "weighted" and style is not None:
+            for part in ("q_norm", "k_norm"):
+                self.base_model_tp_plan[f"layers.*.self_attn.{part}"] = style
         super().__post_init__(**kwargs)
 
 

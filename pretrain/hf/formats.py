@@ -88,7 +88,7 @@ def explain_unsupported(model: ModelConfig, chosen: Format) -> list[str]:
     for name, theirs in SETTINGS.items():
         valid: list[Any] = list(dict.fromkeys(VALUES.get((name, chosen), {}).values()))
         # No learned positions have a base; Llama and Qwen3 have the scaling in their rope_parameters.
-        held = name == "rope_scaling" and chosen != "gpt2"
+        held = name == "z_loss" or (name == "rope_scaling" and chosen != "gpt2")
         held |= name == "rotary_share" and all(model.layer_share(at) == 1 for at in model.attention_layers)
         held |= name == "rope_base" and (isinstance(model.rope_base, float) or chosen == "smollm3")
         if theirs[chosen] is None and not held:

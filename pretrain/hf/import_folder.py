@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.errors import escape_controls
+from model.errors import UserError, escape_controls
 from model.parameters import has_vocabulary_rows
 from pretrain.checkpoint.state import DataIdentity, TrainingState
 from pretrain.checkpoint.weights_only import write_weights
@@ -34,6 +35,7 @@ from pretrain.run.resume import IMPORTED
 from pretrain.run.saved import SavedRun
 from pretrain.utils.files import write_atomically
 from pretrain.utils.format import log_line
+from pretrain.utils.parsing import read_json_object
 
 CONTINUE = "continue"
 """The recipe whose settings an import has."""
@@ -84,11 +86,27 @@ def open_folder(folder: Path) -> tuple[ModelConfig, Tokenizer, list[str]]:
         byte_fallback_bpe(tokenizer)  # refused now, and not when the run is to be exported
     if has_template(tokenizer):
         notes.append(TEMPLATE_NOTE)
+    if left := _list_left_out(folder):
+        notes.append(f"an export will lack what the folder has besides: {', '.join(left)}")
     if tokenizer.vocab_size < model.vocab_size:
         unused = model.vocab_size - tokenizer.vocab_size
         notes.append(f"{unused} vocabulary rows that no token uses are left out")
         model = model.replace(vocab_size=tokenizer.vocab_size)
     return model, tokenizer, notes
+
+
+def _list_left_out(folder: Path) -> list[str]:
+    """What a folder has for chats, and no run or export of one: a template, and more end tokens than one."""
+    configs: dict[str, dict[str, Any]] = {"tokenizer": {}, "generation": {}}
+    for kind in configs:
+        with suppress(UserError):
+            configs[kind] = read_json_object(folder / f"{kind}_config.json", "model")
+    left = []
+    if (folder / "chat_template.jinja").is_file() or "chat_template" in configs["tokenizer"]:
+        left.append("the chat template")
+    if isinstance(ends := configs["generation"].get("eos_token_id"), list) and len(ends) > 1:
+        left.append(f"all but one of its {len(ends)} end tokens")
+    return left
 
 
 def _write_run(

@@ -10,7 +10,7 @@ from typing import Any
 
 from model.errors import UserError
 from pretrain.data.same_tokenizer import AWKWARD_TEXTS, put_inside
-from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
+from pretrain.data.sentencepiece_bpe import byte_fallback_bpe, user_defined_texts
 from pretrain.data.tokenizer import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
@@ -135,7 +135,7 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, texts: Iterable[str]) ->
             f"with {tokenizer.end_of_document}"
         )
     compared = 0
-    for text in itertools.chain(AWKWARD_TEXTS, texts):
+    for text in itertools.chain(AWKWARD_TEXTS, map(put_inside, user_defined_texts(tokenizer)), texts):
         expected = tokenizer.encode(text)
         for reader, encode in readers.items():
             if encode(text) != expected:

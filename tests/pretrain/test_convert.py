@@ -211,7 +211,7 @@ def test_native_comes_back_bit_equal_and_goes_out_again(native, prism, tmp_path)
         assert (again / name).read_bytes() == (native / name).read_bytes()
 
 
-def test_an_imported_run_continues(native, small_folder, tmp_path):
+def test_an_imported_run_continues(native, small_folder, tmp_path, capsys):
     """Training goes on from the imported weights: the first loss is near the last, not that of a new model.
 
     transformers has written the tokenizer anew, so that its files are no longer those of the corpus.
@@ -219,7 +219,14 @@ def test_an_imported_run_continues(native, small_folder, tmp_path):
     back, folder = tmp_path / "runs" / "back", tmp_path / "hf"
     shutil.copytree(native, folder)
     AutoTokenizer.from_pretrained(folder, trust_remote_code=True).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    capsys.readouterr()
     assert convert.main(["--from_hf", str(folder), "--out", str(back)]) == 0
+    assert (
+        "lack what the folder has besides: the chat template, all but one of its 2 end"
+        in capsys.readouterr().out
+    )
     more = ["--model", str(back / "model.json"), "--steps", "2", "--logging.every", "1"]
     run = trained(small_folder, back.parent, "back", *more, ranks=1, stage=2)
     rows = read_metrics(run.folder)

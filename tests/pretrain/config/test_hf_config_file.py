@@ -38,7 +38,7 @@ KINDS: dict[str, object] = {
     "mapping": {"0": {"num_attention_heads": "x"}},
 }
 NUMBERS = "norm_eps rms_norm_eps layer_norm_epsilon rope_theta initializer_range "
-DROPOUTS = "attention_dropout resid_pdrop embd_pdrop attn_pdrop "
+DROPOUTS = "attention_dropout resid_pdrop embd_pdrop attn_pdrop z_loss "
 IDS = "bos_token_id eos_token_id pad_token_id pretraining_tp "
 GPT2_ONLY = "add_cross_attention scale_attn_by_inverse_layer_idx "
 SCHEDULES = "head_dim num_key_value_heads per_layer_config layer_types sliding_window "

@@ -45,14 +45,15 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_of_a_batch_equal_those_of_each_text(kind, tmp_path):
+def test_scores_of_a_batch_equal_those_of_each_text(kind, tmp_path, capsys):
     """Through files, of texts of several lengths, padded, with what AutoTokenizer gives."""
     name, changes = KINDS[kind]
     ours = network(CONFIGS[name].replace(vocab_size=260, classes=3, **changes))
     tokenizer = HuggingFaceTokenizer(byte_level(260), "bytes")
     model = classifier.exported_model(folded_model(ours.config))
     chosen = {"padded": "llama", "mup": "native"}.get(kind, kind)
-    source = SimpleNamespace(model=ours.config, corpora=list)
+    state = SimpleNamespace(run={"data": "data/gone"})
+    source = SimpleNamespace(model=ours.config, corpora=list, state=state)
     extra = special_ids(tokenizer.end_of_document) | {"dtype": torch.float32}
     config = folder_config(model, chosen, extra | classifier.label_settings(source))
     parameters = fold_divisor(list_parameters(ours), ours.config.width_ratio)
@@ -72,6 +73,7 @@ def test_scores_of_a_batch_equal_those_of_each_text(kind, tmp_path):
             ids = torch.tensor([[*tokenizer.encode(text), tokenizer.end_of_document]])
             torch.testing.assert_close(row, ours(ids)[0, -1], atol=1e-5, rtol=0)
     assert theirs.config.id2label == {number: f"LABEL_{number}" for number in range(3)}
+    assert "called LABEL_0 to LABEL_2, since the corpus 'data/gone' is not" in capsys.readouterr().out
     with refused("ForSequenceClassification", "a language model"):
         check_folder(tmp_path)
 

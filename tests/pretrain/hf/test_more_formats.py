@@ -15,6 +15,7 @@ from pretrain.hf.formats import ARCHITECTURES, choose_format
 from pretrain.hf.import_folder import parameters
 from pretrain.hf.open_model import load_as_written, load_exported
 from tests.helpers.exports import write_folder
+from tests.helpers.networks import CONFIGS, network
 from tests.helpers.refusals import refused
 
 SIZES: dict[str, Any] = {"vocab_size": 260, "hidden_size": 48, "intermediate_size": 96}
@@ -85,6 +86,15 @@ def test_logits_are_those_of_transformers(case, tmp_path):
             assert (load_as_written(tmp_path / chosen)(ids).logits - expected).abs().max() < bound
 
 
+def test_the_z_loss_comes_back(tmp_path):
+    """Of a native folder. No other has it, and none is rejected for it."""
+    ours = network(CONFIGS["prism"].replace(z_loss=1e-4))
+    write_folder(ours, tmp_path / "native")
+    assert read_model(tmp_path / "native").model == ours.config
+    write_folder(ours, tmp_path / "llama", "llama")
+    assert read_model(tmp_path / "llama").model.z_loss == 0
+
+
 def test_what_is_left_out_is_reported(tmp_path):
     written("llama", CASES["dynamic"][1], tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -93,6 +103,22 @@ def test_what_is_left_out_is_reported(tmp_path):
         "dynamic RoPE scaling, which begins beyond 128 tokens, is left out",
         "sliding_window 4096 is left out: transformers reads none in a llama",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"original_max_position_embeddings": 0, "factor": None}, "original_max_position_embeddings: 0"),
+        ({"mscale": "a", "mscale_all_dim": 1.0}, "mscale: 'a'"),
+        ({"factor": "4", "mscale": 1.0, "mscale_all_dim": 1.0}, "factor: '4'"),
+    ],
+)
+def test_a_damaged_scaling_is_one_line(changes, said, tmp_path):
+    written("llama", {}, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": YARN | changes}))
+    with refused(f"{said} is not valid; give a positive number"):
+        read_model(tmp_path)
 
 
 @pytest.mark.parametrize(

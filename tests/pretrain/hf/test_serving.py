@@ -12,8 +12,9 @@ import textwrap
 
 import pytest
 import torch
-from transformers import AttentionInterface, AutoConfig, AutoModel
+from transformers import AttentionInterface, AutoConfig, AutoModel, Qwen3Config
 
+from pretrain.hf.configuration_head_schedule import HeadScheduleConfig
 from pretrain.hf.modeling_head_schedule import HeadScheduleAttention, HeadScheduleForCausalLM
 from tests.helpers.distributed import run_distributed
 from tests.helpers.networks import CONFIGS, network, relative, tokens
@@ -143,6 +144,11 @@ def test_what_servers_look_for(folders):
     linears = {"layers.*." + name.split(".", 3)[3] for name in names if ".layers." in name}
     plan = set(model.config.base_model_tp_plan) - {"embed_tokens"}  # transformers 5.19 adds it
     assert linears == plan
+    # Whose gradient is a sum over the ranks, as of Qwen3's.
+    normed = HeadScheduleConfig(qk_norm="weighted").base_model_tp_plan
+    theirs = Qwen3Config.base_model_tp_plan
+    for name in ("layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm"):
+        assert normed.get(name) == theirs.get(name) and name not in plan
     # The plan's modules are all that have parameters, but for learned positions.
     children = dict(model.model.named_children())
     bare = {name for name, child in children.items() if next(child.parameters(), None) is not None}

@@ -1,8 +1,10 @@
 """Exported tokenizers give the run's ids, for any text."""
 
+import io
 import json
 
 import pytest
+import sentencepiece
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,12 @@ from transformers import AutoTokenizer
 
 from model.errors import UserError
 from pretrain.data.sentencepiece_bpe import byte_fallback_bpe
-from pretrain.data.tokenizer import HuggingFaceTokenizer, SentencePieceTokenizer, load_tokenizer
+from pretrain.data.tokenizer import (
+    SENTENCEPIECE_OPTIONS,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    load_tokenizer,
+)
 from pretrain.hf.open_model import load_exported_tokenizer
 from pretrain.hf.tokenizer_files import check_tokenizer, describe_conventions, write_tokenizer
 from pretrain.prepare.sources.plain_files import BuiltinCorpus
@@ -179,6 +186,29 @@ def test_other_ids_are_noticed(exported, tmp_path, small_folder):
     other = SentencePieceTokenizer.train(["another text, " * 200 + "with other pieces"], 280)
     with pytest.raises(UserError, match="gives other ids"):
         check_tokenizer(folder, other, ["with other pieces"])
+
+
+MARKS = ["<|user|>", "<|user|>:", "\u2581\u2581", " no", "ab"]
+
+
+def test_user_defined_symbols_are_tokens_wherever_they_are(tmp_path):
+    """Also where neighbours could be joined across them, or one begins another."""
+    model = io.BytesIO()
+    texts = ["about a cab and the <|user|> tab", "  the user said: abc"] * 20
+    options = SENTENCEPIECE_OPTIONS | {"user_defined_symbols": MARKS, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=300, **options
+    )
+    ours = SentencePieceTokenizer(model.getvalue(), "marks")
+    write_tokenizer(ours, tmp_path, 64)
+    compared, notes = check_tokenizer(tmp_path, ours, texts)
+    assert compared > 100 and not notes
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("x<|user|>y", "<|user|>:a", "cabs   about no", "<|user|", *AWKWARD):
+        ids = theirs.encode(text, add_special_tokens=False)
+        assert ids == ours.encode(text), text
+        assert theirs.decode(ids) == text
+    assert len(ours.encode("<|user|>")) == 1
 
 
 def test_models_that_change_their_text_are_refused():
