@@ -11,7 +11,7 @@
 #                      a minute more
 #   make lint          ruff, mypy and the import contracts
 #   make release-check wheel and sdist, each in an empty environment: trains, converts, generates;
-#                      then 60 combinations of settings, exports with the oldest and the newest
+#                      then 90 combinations of settings, exports with the oldest and the newest
 #                      transformers, and its own tests; about 45 minutes
 #   make docs          the documentation site into build/site/; a warning or a dead link is an error
 #   make figures       docs/results.md: its numbers and pictures from the recorded studies in results/

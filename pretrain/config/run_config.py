@@ -116,7 +116,8 @@ class RunConfig:
     layer."""
     architecture: Architecture = field(default_factory=dict)
     """Fields of ModelConfig that replace the preset's, such as {norm: layernorm, context_length: 512}, and
-    num_layers: another number of layers, with heads for each."""
+    num_layers: another number of layers, with heads for each. Each is also a flag, --architecture.FIELD
+    VALUE; head-schedules presets NAME --json prints them."""
     data: str = "builtin"
     """builtin (the running Python's standard library), a prepared corpus folder, the prefix of a .bin/.idx
     pair of Megatron's tools, or a blend a:0.7,b:0.3."""
@@ -212,7 +213,7 @@ class RunConfig:
     """Folder in which run folders are created."""
     resume: Literal["auto", "never"] = "auto"
     """auto resumes from the newest valid checkpoint of the run folder; never rejects a folder that has one,
-    but for a job that SLURM starts again."""
+    except in a job that SLURM starts again."""
     recipe: str = DEFAULT_RECIPE
     """Name of the recipe this configuration came from; set by --config, part of the run's name."""
 

@@ -214,7 +214,7 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
 
 
 def drop_subtasks(results: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """lm-eval's scores by task, with groups instead of their many subtasks, but for those among *tasks*.
+    """lm-eval's scores by task, with groups instead of their many subtasks, except those among *tasks*.
     Groups without a score, whose YAML has no aggregate_metric_list, are left out, and their subtasks stay."""
     scored = {name: each for name, each in results["results"].items() if any("," in key for key in each)}
     groups = results.get("group_subtasks", {}).items()
