@@ -189,7 +189,7 @@ def _source(corpus: Corpus) -> str:
 def describe_finished(session: Session, arguments: list[str], notes: Sequence[str] = ()) -> list[str]:
     """Lines for a run that has all its steps. For rank 0; not collective."""
     step, folder = session.state.step, session.run.folder
-    more = continue_command(arguments, 2 * step)
+    more = continue_command(arguments, 2 * step, session.run.resume == "never")
     return [
         *(log_line("note", note) for note in notes),
         *_curves(session, again=False),
@@ -241,7 +241,7 @@ def describe_closing(trainer: Trainer, arguments: list[str]) -> list[str]:
     if session.data.is_text:
         evaluate = ["evaluate", str(run.folder), "--tasks", "hellaswag,piqa"]
         commands["evaluate"] = shlex.join(["head-schedules", *evaluate])
-    if more := continue_command(arguments, 2 * run.steps):
+    if more := continue_command(arguments, 2 * run.steps, run.resume == "never"):
         commands["continue"] = more
     return [*lines, "next", *(f"  {word:<9} {command}" for word, command in commands.items())]
 

@@ -72,12 +72,18 @@ activate() {
 
 # Run a command again while SLURM's controller does not answer: a restart of it must not end a job of days.
 retry() {
-    local try
+    local try errors status
+    errors=$(mktemp) || errors=/dev/null
     for try in 1 2 3 4 5; do
-        ! "$@" || return 0
-        [ "$try" = 5 ] || sleep "${RETRY_SECONDS:-15}"
+        status=0
+        "$@" 2>"$errors" || status=$?
+        cat "$errors" >&2
+        [ "$status" != 0 ] && [ "$try" != 5 ] && [ "${cancelled:-0}" = 0 ] || break
+        grep -qiE 'contact|connect|timed? ?out|zero bytes' "$errors" || break
+        sleep "${RETRY_SECONDS:-15}"
     done
-    return 1
+    [ "$errors" = /dev/null ] || rm -f "$errors"
+    return "$status"
 }
 
 # The address that the other nodes reach the first one by. Not always its name: NodeAddr may differ. The
@@ -340,6 +346,7 @@ launch() {
     if retry scontrol requeue "$(job_name)"; then
         sleep 30 # SLURM ends this shell
     else
+        end_if_cancelled
         echo "job $(job_name): SLURM does not requeue it (see above, or --no-requeue); the same sbatch line continues the run"
     fi
     exit "$status"

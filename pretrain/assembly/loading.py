@@ -53,7 +53,9 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     """
     store.restore_checkpoints()
     fetched: list[str] = []
-    continues, mirror = run.resume == "auto" or was_requeued(), run.checkpoint.mirror or ""
+    # Of rank 0: launchers do not pass SLURM's variables to other nodes.
+    continues = run.resume == "auto" or store.world.broadcast(was_requeued())
+    mirror = run.checkpoint.mirror or ""
     if continues and mirror:
         from pretrain.mirror.copies import repair_checkpoint, restore_lost
 
@@ -62,10 +64,10 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
         )
         newest = store.newest_valid(lambda folder: repair_checkpoint(mirror, folder))
     else:
-        if mirror and not store.steps():
+        if mirror:
             from pretrain.mirror.copies import refuse_copy
 
-            store.world.on_rank_zero(lambda: refuse_copy(mirror, run.folder))
+            store.world.on_rank_zero(lambda: None if store.steps() else refuse_copy(mirror, run.folder))
         newest = store.newest_valid()
     folder, saved, damaged = newest or (None, TrainingState(), [])
     if folder is None:

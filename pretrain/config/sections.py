@@ -278,11 +278,11 @@ def step_of_run(name: str, value: float, steps: int) -> int:
     """The step of a run that is so long after its beginning, as length_in_steps reads it.
 
     Raises:
-        UserError: as length_in_steps, and a step that does not come before the run's last.
+        UserError: as length_in_steps, and a step beyond the run.
     """
     step = length_in_steps(name, value, steps)
-    if step >= steps:
-        raise UserError(f"{name}: step {step} is beyond the run of {steps} steps; give at most {steps - 1}")
+    if step > steps:
+        raise UserError(f"{name}: step {step} is beyond the run of {steps} steps")
     return step
 
 

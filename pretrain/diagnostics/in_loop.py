@@ -106,6 +106,8 @@ class Diagnostics(Hook):
             and not kept_path(session.run.folder, step).exists()
         ):
             notes.append(f"diagnostics.release: step {step:,} is past, and its weights were not kept")
+        if step == session.run.steps:
+            notes.append(f"diagnostics.release: step {step:,} is the last, so no weights are kept")
         return [log_line("note", note) for note in notes]
 
     def release_step(self, state: TrainingState) -> int | None:

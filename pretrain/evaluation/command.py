@@ -272,7 +272,7 @@ def _choose_file(first: Path, options: EvaluationOptions, tasks: list[str]) -> P
             held = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             break
-        if isinstance(held, dict) and {name: held.get(name) for name in settings} == settings:
+        if isinstance(held, dict) and {name: held.get(name, "unknown") for name in settings} == settings:
             break
         path = first.with_name(f"{first.stem}-{number}.json")
     return path

@@ -173,12 +173,12 @@ class Growth(Hook):
             stays = f"the last check, at step {self.last:,}, comes before the first decision; "
             stays += "give growth.interval in steps, less growth.calibration, or more steps"
         elif min(self.model.heads) >= self.most or (config.budget or math.inf) <= sum(self.model.heads):
-            stays = "no head can be added; give more growth.maximum, or growth.budget"
+            until = " until one is pruned" if config.criterion == "incrt" else ""
+            stays = f"no head can be added{until}; give more growth.maximum, or growth.budget"
         budget = f", {config.budget} in all" if config.budget else ""
         lines = [f"growth   {config.criterion}: at most {self.most} heads a layer{budget}; {when}"]
-        pruned = config.criterion == "incrt" and stays.startswith("no head")
-        what = "heads are only pruned" if pruned else "the heads stay as they are"
-        return [*lines, *([log_line("note", f"{what}: {stays}")] if stays else [])]
+        what = "" if "until one is pruned" in stays else "the heads stay as they are: "
+        return [*lines, *([log_line("note", f"{what}{stays}")] if stays else [])]
 
     # ---------------------------------------------------------------------- parts
 

@@ -323,7 +323,8 @@ def check_values(values: Mapping[str, Any], where: str) -> None:
     known = {name: 0.0 if getattr(value, "ndim", None) == 0 else value for name, value in values.items()}
     try:
         row = encode(known)
-    except (RuntimeError, ValueError) as error:  # an array of several elements
+        json.dumps(row)
+    except (RuntimeError, TypeError, ValueError) as error:  # an array of several elements; what JSON has not
         raise UserError(f"{where}: a value of {', '.join(values)} is no number ({error})") from None
     _check_row({"step": 0, **row}, where, "give a number, or leave the value out")
 

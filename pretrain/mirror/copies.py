@@ -80,6 +80,9 @@ class Mirror:
         self._retry_seconds, self._open = retry_seconds, open_store
         self._store: Store | None = None
         self._safe = self._read_recorded()
+        self._known = _read_safe(run_folder, url).keys()
+        self._ahead: int | None = None
+        """The step of a newer checkpoint in the store; 0: there is none; None: not known yet."""
         # Those that an earlier session did not get to come first.
         names = [checkpoint_path(run_folder, step).name for step in checkpoint_steps(run_folder)]
         self._waiting = deque(name for name in names if name not in self._safe)
@@ -125,23 +128,27 @@ class Mirror:
         known = _read_safe(self.run_folder, self.url)
         return {name: digest for name, digest in known.items() if _identity(self.run_folder, name) == digest}
 
-    def _note_newer(self) -> None:
-        """Report a copy that is newer than what this session continues from."""
-        steps = checkpoint_steps(self.run_folder)
+    def _look_ahead(self) -> None:
+        """Find out, once, whether the store's newest checkpoint is beyond this run's and of a session
+        elsewhere. One that this folder knows belongs to a curve that the run has left."""
+        if self._ahead is not None:
+            return
         latest = (self._open_once().text("latest") or "").strip()
-        if steps and int(latest[5:] or 0) > steps[-1]:
+        steps = checkpoint_steps(self.run_folder)
+        known = latest in self._known or not steps or int(latest[5:] or 0) <= steps[-1]
+        self._ahead = 0 if known else int(latest[5:])
+        if self._ahead:
             self.report(
                 log_line(
                     "note",
-                    f"{self.url}/{self.run_folder.name} has {latest}, newer than the checkpoints here; the "
-                    "next copy takes its place; to continue from it, stop now and start again without "
-                    f"{self.run_folder}/checkpoints",
+                    f"{self.url}/{self.run_folder.name} has {latest}, and stays with it until this run is "
+                    f"beyond; to continue from it, start again without {self.run_folder}/checkpoints",
                 )
             )
 
     def _work(self) -> None:
         with suppress(Exception):  # of any class; copies report it
-            self._note_newer()
+            self._look_ahead()
         pause, longest = self._retry_seconds
         intact = ""  # is read once, not at every try
         while True:
@@ -153,6 +160,7 @@ class Mirror:
                 name = self._waiting[0]
             try:
                 self._check_owner()
+                self._look_ahead()
                 copied = self._copy(name)
             except Exception as error:  # of any class: of a library for one store or another
                 if not (self.run_folder / "checkpoints" / name).is_dir():
@@ -206,7 +214,8 @@ class Mirror:
         if elsewhere := {file: place for file, place in places.items() if place != file}:
             listed["places"] = elsewhere
         store.replace(json.dumps(listed, indent=1).encode(), inside + MANIFEST)
-        store.replace(f"{name}\n".encode(), "latest")
+        if int(name[5:]) >= (self._ahead or 0):
+            store.replace(f"{name}\n".encode(), "latest")
         return identity
 
     def _done(self, name: str, copied: str | None) -> None:
@@ -354,10 +363,20 @@ def restore_lost(
 
 
 def refuse_copy(url: str, run_folder: Path, open_store: Callable[[str, str], Store] = Store) -> None:
-    """Raise UserError if a store has checkpoints of a run of this name, which a new one would replace."""
-    latest = None
-    with suppress(Exception):  # of any class; the copies report it
+    """Reject a new run where a store has checkpoints of one of its name, which would be replaced.
+
+    Raises:
+        UserError: it has some.
+        MachineError: it cannot be read.
+    """
+    try:
         latest = open_store(url, run_folder.name).text("latest")
+    except Exception as error:  # of any class
+        reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
+        raise MachineError(
+            f"checkpoint.mirror: {url} cannot be read ({reason}), and may hold a run of this name; try "
+            "again, or leave checkpoint.mirror out"
+        ) from error
     if latest:
         raise UserError(
             f"resume: {url}/{run_folder.name} already holds a checkpoint ({latest.strip()}); give --name for "

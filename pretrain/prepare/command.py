@@ -53,7 +53,8 @@ class PrepareOptions:
     """files, folders or globs, also .gz, .bz2, .xz and .zst"""
     format: Literal["auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet"] | None = None
     """format of --text: text has a document per file, lines a document per line; jsonl (JSON Lines), json (a
-    JSON array), csv, tsv and parquet have one per record. auto goes by the file's suffix (default: auto)"""
+    JSON array), csv, tsv (quotes are text) and parquet have one per record. auto goes by the file's suffix;
+    csv reads a .tsv file with quotes that enclose (default: auto)"""
     dataset: str | None = None
     """builtin (the running Python's standard library), a dataset on the Hugging Face hub, or a local folder
     that the datasets library reads"""

@@ -235,12 +235,13 @@ def was_requeued() -> bool:
     return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
-def continue_command(arguments: list[str], steps: int) -> str | None:
+def continue_command(arguments: list[str], steps: int, never: bool = False) -> str | None:
     """The command that continues the run to *steps*, quoted for a shell: the one that started this session,
     with other steps.
 
     Args:
         arguments: of this session, without the program's name.
+        never: whether its setting resume is never.
 
     Returns:
         None in a job whose script does not take these arguments, as that of a study.
@@ -255,7 +256,7 @@ def continue_command(arguments: list[str], steps: int) -> str | None:
     command = [argument for argument in command if argument != "--resume=never"]
     if "--resume" in command and command[(at := command.index("--resume")) + 1 :][:1] == ["never"]:
         del command[at : at + 2]
-    return shlex.join([*command, "--steps", str(steps)])
+    return shlex.join([*command, *(["--resume", "auto"] if never else []), "--steps", str(steps)])
 
 
 def _command(arguments: list[str]) -> list[str]:

@@ -59,6 +59,8 @@ def test_the_run_of_resume_never_is_continued_without_it(monkeypatch, given):
     monkeypatch.setattr(environment, "find_launchers", list)
     assert continue_command(given.split(), 24).endswith(" --seed 3 --steps 24")
     assert "resume" not in continue_command(given.split(), 24)
+    # It may be a setting of the file.
+    assert continue_command(given.split(), 24, never=True).endswith(" --seed 3 --resume auto --steps 24")
 
 
 TYPED = [
@@ -148,7 +150,7 @@ def closing_of(folder, monkeypatch, hook, is_text=True, is_main=True):
     monkeypatch.setattr(generate, "sample_text", lambda *_: did.append("sample") or "a\nb")
     closing, hook.summarize = hook.summarize, lambda session: did.append("count") or closing(session)
     made = SimpleNamespace
-    run = made(folder=folder, steps=2, run_name=folder.name, validation=made(sequences=1))
+    run = made(folder=folder, steps=2, run_name=folder.name, resume="auto", validation=made(sequences=1))
     run.logging = made(sample=96)
     monkeypatch.setattr(report, "weights_are_finite", lambda _: True)
     world, store = (

@@ -190,10 +190,11 @@ def test_a_controller_that_restarts_ends_no_job(tmp_path):
     job = Job(tmp_path)
     tool = tmp_path / "tools/scontrol"
     answer = tool.read_text()
-    busy = f"echo x >> {tmp_path}/asked; [ $(($(wc -l < {tmp_path}/asked) % 3)) = 0 ] || exit 1\n"
+    error = "{ echo Unable to contact slurm controller >&2; exit 1; }"
+    busy = f"echo x >> {tmp_path}/asked; [ $(($(wc -l < {tmp_path}/asked) % 3)) = 0 ] || {error}\n"
     tool.write_text(answer.replace("\n", f"\n{busy}", 1))
     assert job.start(75, True) and "sbatch" in (tmp_path / "line").read_text()
-    tool.write_text(answer.replace("\n", '\n[ "$1 $2" != "show job" ] || exit 1\n', 1))
+    tool.write_text(answer.replace("\n", f'\n[ "$1 $2" != "show job" ] || {error}\n', 1))
     assert job.start(75, True) and (tmp_path / "line").read_text() == "\n"
 
 

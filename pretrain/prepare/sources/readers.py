@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from pretrain.prepare.sources.streams import BOM, DAMAGE, Record, check_text, open_stream, parse_json
+from pretrain.prepare.sources.streams import (
+    BOM,
+    COMPRESSED,
+    DAMAGE,
+    Record,
+    check_text,
+    open_stream,
+    parse_json,
+)
 
 PLAIN_TSV = "plain_tsv"
 """TSV in which quotes mean nothing."""
@@ -173,7 +181,10 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
         rule: Any = csv.QUOTE_NONE if format == PLAIN_TSV else csv.QUOTE_MINIMAL
         return csv.reader(iter(next_line, ""), delimiter=delimiter, quoting=rule, strict=True)
 
-    delimiter = DELIMITERS["tsv" if ".tsv" in path.suffixes else format]
+    name = path.name.lower()
+    for end in COMPRESSED:
+        name = name.removesuffix(end)
+    delimiter = DELIMITERS["tsv" if name.endswith(".tsv") else format]
     rows = reader()
     try:
         header = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]
@@ -184,7 +195,7 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
                 rows = reader()
             if not row:
                 continue
-            if format == "tsv" and any("\t" in field.partition("\n")[2] for field in row):
+            if format == "tsv" and any("\t" in field and {"\n", "\r"} & {*field} for field in row):
                 raise UserError(
                     f"text: line {number + rows.line_num} of {str(path)!r} ends a field in quotes with line "
                     f"ends and tabs; {QUOTES_IN_TSV}"

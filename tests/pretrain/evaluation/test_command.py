@@ -14,6 +14,7 @@ from pretrain import convert
 from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.evaluation import command as evaluation
 from pretrain.evaluation.checks import GROUPS
+from pretrain.evaluation.follow import settings_of
 from tests.helpers.damage import damage
 from tests.helpers.distributed import run_distributed
 from tests.helpers.exports import trained
@@ -147,11 +148,13 @@ def test_scores_of_other_settings_are_not_replaced(tmp_path):
     def written(tasks, **settings):
         options = evaluation.EvaluationOptions("runs/a", **settings)
         path = evaluation._choose_file(tmp_path / "step_8.json", options, tasks)
-        path.write_text(
-            json.dumps({"tasks": tasks, "limit": options.limit, "num_fewshot": options.num_fewshot})
-        )
+        path.write_text(json.dumps(settings_of(options, tasks)))
         return path.name
 
+    (tmp_path / "step_8.json").write_text('{"tasks": ["piqa"], "limit": null}')  # it may be of five examples
+    assert written(["piqa"]) == "step_8-2.json"
+    (tmp_path / "step_8.json").unlink()
+    (tmp_path / "step_8-2.json").unlink()
     assert written(["piqa"]) == written(["piqa"]) == "step_8.json"
     assert written(["piqa"], limit=10) == "step_8-2.json" and written(["arc_easy"]) == "step_8-3.json"
     assert (

@@ -82,7 +82,7 @@ def test_a_run_says_when_it_can_grow(small_folder, tmp_path, flags, said):
             "the heads stay as they are: no head can be added; give more growth.max",
         ),
         ("gradient --growth.budget 4", "the heads stay as they are: no head can be added"),
-        ("incrt --growth.maximum 1", "heads are only pruned: no head can be added"),
+        ("incrt --growth.maximum 1", "no head can be added until one is pruned; give more growth.maximum"),
         ("random --growth.maximum 2", None),
     ],
 )

@@ -358,17 +358,34 @@ def test_steps_of_a_curve_that_was_left_do_not_come_back(run, url, tmp_path):
 def test_a_copy_that_is_newer_than_the_folder_is_reported(run, url, tmp_path):
     copied(run, url, 1, 9)
     shutil.rmtree(run / "checkpoints/step_000009")
-    said = []
-    assert Mirror(url, run, said.append, SOON).close() is None
-    assert len(said) == 1 and f"{url}/one has step_000009, newer than the checkpoints here" in said[0]
+    (run / RECORD).unlink()  # a session elsewhere has made it
+    said, latest = [], tmp_path / "mirror/one/latest"
+    mirror = Mirror(url, run, said.append, SOON)
+    mirror.add(write_checkpoint(run, 3))  # as a request to stop saves it
+    assert mirror.close(60) is None and latest.read_text() == "step_000009\n"
+    assert len(said) == 1 and f"{url}/one has step_000009, and stays with it until this run" in said[0]
+    shutil.rmtree(run / "checkpoints")
+    assert "step_000009 was fetched" in restore_lost(url, run)[0]
     write_checkpoint(run, 10)
     assert Mirror(url, run, said.append, SOON).close(60) is None and len(said) == 1
+    assert latest.read_text() == "step_000010\n"
+
+
+def test_a_curve_that_the_run_has_left_is_not_ahead(run, url, tmp_path):
+    copied(run, url, 1, 9)
+    shutil.rmtree(run / "checkpoints/step_000009")
+    said, latest = [], tmp_path / "mirror/one/latest"
+    write_checkpoint(run, 2)
+    assert Mirror(url, run, said.append, SOON).close(60) is None
+    assert not said and latest.read_text() == "step_000002\n"
 
 
 def test_a_new_run_does_not_replace_a_copy(run, url):
     refuse_copy(url, run)
     copied(run, url, 1)
     shutil.rmtree(run)
+    with pytest.raises(MachineError, match="may hold a run of this name; try "):
+        refuse_copy(url, run, lambda url, name: 1 / 0)
     with pytest.raises(UserError, match=r"^resume: .*/one already holds a checkpoint \(step_000001\); give"):
         refuse_copy(url, run)
 

@@ -101,6 +101,7 @@ class Copied:
             None,
             object_store.Store,
         )
+        mirror._ahead = 0
         mirror._copy("step_000060")
 
     def restored(self, name: str) -> dict[str, bytes]:

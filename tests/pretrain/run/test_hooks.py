@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -118,6 +119,8 @@ RESULTS = {
     "list": HookResult({"probe/x": [1.0]}),
     "tensor": HookResult({"probe/x": torch.ones(2)}),
     "step": HookResult({"step": 3}),
+    "path": HookResult({"probe": Path("x")}),
+    "object": HookResult({"probe/heads": {1, 2}}),
     "dict": {"probe/x": 1.0},
     "nothing": None,
 }
@@ -139,6 +142,8 @@ def returning(run, result, method):
         ("list", "probe/x: [1.0] is not valid"),
         ("tensor", "a value of probe/x is no number"),
         ("step", "'step' is a value of the trainer's; give it another name"),
+        ("path", "a value of probe is no number"),
+        ("object", "a value of probe/heads is no number"),
         ("dict", "returned dict; return a HookResult"),
         ("nothing", "returned NoneType; return a HookResult"),
     ],

@@ -102,12 +102,19 @@ def test_what_quotes_mean_in_tsv(tmp_path):
         texts(TextFiles([path]))
     assert texts(TextFiles([path], format="tsv")) == ['"Great start', "plain", 'ends here"', "last"]
     assert texts(TextFiles([path], format="csv")) == ["Great start\n1\tplain\n1\tends here", "last"]
+    path.write_text('text\tlabel\n"abc\t1\ndef"\t2\nlast\t0\n')
+    with refused("line 3 of", asked):
+        texts(TextFiles([path]))
+    path.rename(tmp_path / "a.TSV")
+    assert texts(TextFiles([tmp_path / "a.TSV"], format="csv")) == ["abc\t1\ndef", "last"]
     path.write_text('text\n"Hello" he said\n')
     with refused("line 2 of", "expected after", asked):
         texts(TextFiles([path]))
     assert texts(TextFiles([path], format="tsv")) == ['"Hello" he said']
     path.write_text('text\tlabel\n"a ""b""\nc"\t1\n')
     assert texts(TextFiles([path])) == ['a "b"\nc']
+    (tmp_path / "a.tsv.csv").write_text('text,label\n"a, b",1\n')
+    assert texts(TextFiles([tmp_path / "a.tsv.csv"])) == ["a, b"]
 
 
 def test_a_folder_of_several_formats_names_each(tmp_path):
