@@ -15,6 +15,7 @@ import errno
 import os
 import struct
 from array import array
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ def _sync_and_close(stream: Any) -> None:
 
 
 def _damage_error(path: Path, problem: str) -> UserError:
-    return UserError(f"corpus: {str(path)!r} is {problem}; copy both files again, or make the corpus again")
+    valid = "copy both files again, or delete the folder and make the corpus again"
+    return UserError(f"corpus: {str(path)!r} is {problem}; {valid}")
 
 
 def _map_file(path: Path) -> np.ndarray:
@@ -243,10 +245,12 @@ class IndexedTokens:
         a text that spells one is still one document. Costs two binary searches, whatever the size of the
         corpus.
         """
-        edges = np.array([start + 1, start + count]) * self.dtype.itemsize
-        # Of the sequences that begin after *start*, in the range.
-        first, last = np.searchsorted(self._offsets, edges)
-        sequences = self.boundaries[slice(*np.searchsorted(self.boundaries, (first, last)))]
+        size = self.dtype.itemsize
+        # Of the sequences that begin after *start*, in the range. Not numpy's search, which first copies an
+        # array that is not aligned, as those of the index are.
+        first, last = (bisect_left(self._offsets, each * size) for each in (start + 1, start + count))
+        begin, end = (bisect_left(self.boundaries, each) for each in (first, last))
+        sequences = self.boundaries[begin:end]
         # Empty documents begin where the next does.
         return np.unique(np.concatenate([np.zeros(1, np.int64), self._starts(sequences) - start]))
 

@@ -13,6 +13,7 @@ until the run ends; training never waits for it. Nothing is deleted in the store
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -29,6 +30,7 @@ from pretrain.checkpoint.manifest import MANIFEST, Manifest, verify
 from pretrain.config.model_file import split_step
 from pretrain.config.run_config import IMPORTED_MODEL, INITIAL_MODEL, RunConfig
 from pretrain.config.sources import diff_settings, flatten, load_run_config, make_run
+from pretrain.metrics.file import FILE_NAME, last_step
 from pretrain.mirror.object_store import Store
 from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
 from pretrain.utils.format import ProgressLine, log_line, print_lines
@@ -45,6 +47,8 @@ OF_A_CURVE = (
     *("optimizer", "muon", "schedule", "lr_rules", "llr"),
 )
 """Settings that distinguish a run from another one of its name."""
+BUILTIN = "builtin"
+"""The corpus that is not a folder of the user's."""
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
 CLOSE_SECONDS = 600.0
@@ -119,7 +123,8 @@ class Mirror:
             self._changed.notify_all()
             waiting = [*self._waiting]
         if not waiting:
-            self._thread.join(timeout=seconds)
+            while self._thread.is_alive() and time.monotonic() < ends and not give_up():
+                self._thread.join(timeout=0.5)
             return None
         return f"{', '.join(waiting)} not copied to {self.url}; the next session of the run does it"
 
@@ -207,14 +212,15 @@ class Mirror:
             file: store.put(folder / file, inside + file, entry).removeprefix(inside)
             for file, entry in manifest.files.items()
         }
-        for file in OF_THE_RUN:
+        newest = int(name[5:]) >= (self._ahead or 0)
+        for file in OF_THE_RUN if newest else ():  # those there describe the newer one
             if (self.run_folder / file).is_file():
                 store.replace((self.run_folder / file).read_bytes(), file)
         listed = to_dict(manifest) | {"mirror": self.url}
         if elsewhere := {file: place for file, place in places.items() if place != file}:
             listed["places"] = elsewhere
         store.replace(json.dumps(listed, indent=1).encode(), inside + MANIFEST)
-        if int(name[5:]) >= (self._ahead or 0):
+        if newest:
             store.replace(f"{name}\n".encode(), "latest")
         return identity
 
@@ -275,9 +281,13 @@ def _write_record(run_folder: Path, url: str, safe: dict[str, str]) -> None:
     write_atomically(run_folder / RECORD, json.dumps(to_dict(Record(url, safe)), indent=1))
 
 
-def _differing_settings(store: Store, run: RunConfig | Path) -> str:
+def _differing_settings(store: Store, run: RunConfig | Path, moved: bool = False) -> str:
     """Those by which the run that a store has a copy of is another than *run*, settings or a file of them;
-    empty: it is the same, or there is none, or settings of another version."""
+    empty: it is the same, or there is none, or settings of another version.
+
+    Args:
+        moved: whether corpora may lie elsewhere; what they contain is compared when the run is resumed.
+    """
     text = store.text("config.yaml")
     if text is None:
         return ""
@@ -290,6 +300,7 @@ def _differing_settings(store: Store, run: RunConfig | Path) -> str:
         f"{name} {quote(before, 60)}, here {quote(now, 60)}"
         for name, (before, now) in diff_settings(theirs, own).items()
         if name.split(".")[0] in OF_A_CURVE
+        and not (moved and name == "data" and BUILTIN not in (before, now))
     )
 
 
@@ -324,8 +335,8 @@ def restore_lost(
         Lines about what was fetched and passed over; none if the store has nothing of this run.
 
     Raises:
-        UserError: the store cannot be read, it has another run of this name, or checkpoints of the run and
-            none is whole.
+        UserError: the store has another run of this name, or checkpoints of the run and none is whole.
+        MachineError: it cannot be read now, or the disk is full.
     """
     notes: list[str] = []
     try:
@@ -333,7 +344,7 @@ def restore_lost(
         latest = (store.text("latest") or "").strip()
         if not latest:
             return []
-        if run is not None and (other := _differing_settings(store, run)):
+        if run is not None and (other := _differing_settings(store, run, moved=True)):
             raise UserError(
                 f"checkpoint.mirror: {url}/{run_folder.name} is another run ({other}); give its settings to "
                 "continue it, or another --name"
@@ -352,9 +363,11 @@ def restore_lost(
         raise
     except Exception as error:
         reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
-        raise UserError(
-            f"checkpoint.mirror: {url} cannot be read ({reason}), and {run_folder} holds no checkpoint; try "
-            "again when it can, or leave checkpoint.mirror out to start from scratch"
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        what = f"{run_folder} is on a full disk" if full else f"{url} cannot be read ({reason})"
+        raise MachineError(
+            f"checkpoint.mirror: {what}, and {run_folder} holds no checkpoint; try again, or leave "
+            "checkpoint.mirror out to start from scratch"
         ) from error
     raise UserError(
         f"checkpoint.mirror: {'; '.join(notes)}, and {run_folder} holds no checkpoint; give another --name "
@@ -432,8 +445,10 @@ def _fetch(store: Store, name: str, run_folder: Path) -> str | None:
 
 
 def _fetch_descriptions(store: Store, run_folder: Path, name: str) -> None:
+    # Rows here that end before the checkpoint are those of a session that is left.
+    behind = last_step(run_folder / FILE_NAME) < int(name[5:])
     for file in OF_THE_RUN:
-        if not (run_folder / file).exists():
+        if not (run_folder / file).exists() or (behind and file.endswith(".jsonl")):
             with suppress(FileNotFoundError), atomic_file(run_folder / file) as partial:
                 store.get(file, partial)
     write_atomically(run_folder / "latest", f"{name}\n")

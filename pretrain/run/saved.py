@@ -177,6 +177,7 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
 
     Raises:
         UserError: there is no valid one.
+        MachineError: one cannot be read now; it is not passed over.
     """
     notes: list[str] = []
     for existing_step in reversed(require_steps(folder, step)):
@@ -185,6 +186,8 @@ def find_checkpoint(folder: Path, step: int | None, report: Callable[[str], obje
         try:
             problem = verify(path)
         except MachineError as error:
+            if os.path.lexists(path):
+                raise
             problem = str(error)
         if problem is None:
             if notes:

@@ -285,7 +285,9 @@ def output_folder(text: str) -> Path:
     Raises:
         UserError: it is no folder's name, or a mount point, which no other folder can replace.
     """
-    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    path = Path(text)
+    with suppress(RuntimeError):  # no such user, or none at all: a folder of that name
+        path = path.expanduser()
     if "\0" not in text and (path.name in ("", "..") or path.is_symlink()):
         path = Path(os.path.realpath(path))
     if not text or "\0" in text or not path.name or path.is_symlink():  # still: a loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +19,29 @@ from pretrain.data.indexed import (
     token_dtype,
 )
 from tests.helpers.corpora import write_documents, write_pair
+
+
+def unaligned(values):
+    """As they lie in the mapped index."""
+    raw = np.zeros(values.nbytes + 2, np.uint8)[2:]
+    raw[:] = values.view(np.uint8)
+    return raw.view(values.dtype)
+
+
+def test_document_starts_do_not_read_the_whole_index(tmp_path):
+    """Numpy's search would copy it, for each window."""
+    write(tmp_path / "a")
+    stream = IndexedTokens(tmp_path / "a")
+    count = 3_000_000
+    stream.num_tokens = stream.num_documents = count
+    stream.lengths = np.ones(count, np.int32)
+    stream.boundaries = unaligned(np.arange(count + 1))
+    stream._offsets = unaligned(np.arange(count) * stream.dtype.itemsize)
+    began = time.process_time()
+    for start in range(0, count - 50, count // 100):
+        assert stream.document_starts(start, 50).tolist() == [*range(50)]
+    assert time.process_time() - began < 1
+
 
 DOCUMENTS = [[1, 2, 3], [65499], [], [7] * 1000, [0, 5]]
 

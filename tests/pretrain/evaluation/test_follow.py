@@ -11,6 +11,7 @@ from pretrain.evaluation import command, follow
 from pretrain.evaluation.follow import Follower
 from pretrain.metrics.file import EVALUATION_NAME, Columns, read_metrics
 from pretrain.plots.command import main as plot
+from pretrain.run import saved
 from pretrain.run.folder import RunLock
 from tests.helpers.damage import damage
 from tests.helpers.exports import trained
@@ -105,6 +106,28 @@ def test_a_checkpoint_that_cannot_be_read_now_is_tried_again(run, capsys):
 
     assert scored_steps(run, during=fail_once) == [4, 8, 12]
     assert "model.safetensors: Input/output error; trying again" in capsys.readouterr().out
+
+
+def test_a_checkpoint_whose_files_cannot_be_verified_now_is_tried_again(run, capsys, monkeypatch):
+    """Nor does an older one take its place."""
+    failures, whole = iter([MachineError("model.safetensors: Input/output error")]), saved.verify
+
+    def verify(folder, *more):
+        if error := next(failures, None):
+            raise error
+        return whole(folder, *more)
+
+    monkeypatch.setattr(saved, "verify", verify)
+
+    def score(step):
+        return {"piqa/acc": saved.SavedRun.open(run, step).state.step / 100}
+
+    follow.follow(run, SETTINGS, score, alone())
+    printed = capsys.readouterr().out
+    assert "Input/output error; trying again" in printed and "checkpoints scored: 3" in printed
+    failures = iter([MachineError("model.safetensors: Input/output error")])
+    with pytest.raises(MachineError):
+        saved.SavedRun.open(run)
 
 
 def test_a_run_none_of_whose_checkpoints_can_be_scored(run):

@@ -365,7 +365,9 @@ def test_a_copy_that_is_newer_than_the_folder_is_reported(run, url, tmp_path):
     assert mirror.close(60) is None and latest.read_text() == "step_000009\n"
     assert len(said) == 1 and f"{url}/one has step_000009, and stays with it until this run" in said[0]
     shutil.rmtree(run / "checkpoints")
+    rows = (run / "metrics.jsonl").read_text().count("step")
     assert "step_000009 was fetched" in restore_lost(url, run)[0]
+    assert (rows, (run / "metrics.jsonl").read_text().count("step")) == (3, 9)
     write_checkpoint(run, 10)
     assert Mirror(url, run, said.append, SOON).close(60) is None and len(said) == 1
     assert latest.read_text() == "step_000010\n"
@@ -408,8 +410,18 @@ def test_a_store_that_cannot_be_read_begins_nothing_anew(run, url):
     def away(url, name):
         raise ConnectionError("nobody answers")
 
-    with pytest.raises(UserError, match=r"cannot be read \(nobody answers\), and .* holds no checkpoint"):
+    with pytest.raises(MachineError, match=r"cannot be read \(nobody answers\), and .* holds no checkpoint"):
         restore_lost(url, run, away)
+
+
+def test_a_store_that_hangs_is_not_waited_for_after_a_request_to_stop(run, url):
+    hangs = threading.Event()
+    write_checkpoint(run, 1)
+    mirror = Mirror(url, run, print, SOON, lambda *_: hangs.wait(20))
+    mirror._waiting.clear()
+    began = time.monotonic()
+    assert mirror.close(60, lambda: True) is None and time.monotonic() - began < 5
+    hangs.set()
 
 
 RELATIVE = ["file://backup/runs", "file:backup", "s3:///folder"]

@@ -69,6 +69,7 @@ def test_prepare_then_inspect(texts, tmp_path, capsys):
         ("--dataset builtin --processes 0 --out o", "processes: '0' is not valid"),
         ("--text x --max_document_bytes 9000000000000000000 --out o", "max_document_bytes: '9000000000000"),
         ("--dataset builtin --out /proc", "out: '/proc' is a mount point; give a folder in it"),
+        ("--text missing --out ~nosuchuser/x", "text: 'missing' is not a file or folder"),
         ("--text x/.. --out loop", "out: 'loop' names no folder that can be written"),
         ("--dataset builtin --shard x --out o", "shard: 'x' is not valid"),
         ("--dataset builtin --shard 4/4 --out o", "shard: 4/4 is out of range; valid: 0/4 to 3/4"),
