@@ -13,6 +13,9 @@ from model.errors import UserError
 from model.rotary import Table
 from model.transformer import Block, Transformer, read_stream, widen_stream, write_stream
 
+LEAST_ROOM = 256
+"""Tokens that a cache has room for at first."""
+
 
 class CachedDecoder:
     """Runs a network on new tokens and caches the keys and values of earlier ones.
@@ -31,10 +34,20 @@ class CachedDecoder:
         """Tokens seen so far."""
         weight = next(network.parameters())
         config = network.config
+        self._room = 0
         self._cache: list[tuple[Tensor, Tensor]] = []
         for layer in range(config.num_layers):
-            shape = (batch, config.layer_kv_heads(layer), config.context_length, config.layer_head_dim(layer))
+            shape = (batch, config.layer_kv_heads(layer), 0, config.layer_head_dim(layer))
             self._cache.append((weight.new_empty(shape), weight.new_empty(shape)))
+
+    def _reserve(self, length: int) -> None:
+        """Have room for *length* tokens: twice as many as before, since a context may be far longer than a
+        text."""
+        if length > self._room:
+            room = min(max(length, 2 * self._room, LEAST_ROOM), self.network.config.context_length)
+            added = (0, 0, 0, room - self._room)
+            self._cache = [(F.pad(keys, added), F.pad(values, added)) for keys, values in self._cache]
+            self._room = room
 
     @torch.no_grad()
     def append(self, tokens: Tensor) -> Tensor:
@@ -47,6 +60,7 @@ class CachedDecoder:
         start, end = self.length, self.length + tokens.shape[1]
         if end > config.context_length:
             raise UserError(f"tokens: {end} positions exceed context_length {config.context_length}")
+        self._reserve(end)
         hidden = network.token_embedding(tokens)  # [B, n, d]
         if network.position_embedding is not None:
             hidden = hidden + network.position_embedding(torch.arange(start, end, device=tokens.device))

@@ -226,6 +226,8 @@ def news(source: ModelConfig, model: ModelConfig) -> list[str]:
             new.append(f"{name} beyond {list(before.shape)}")
         else:
             left_out.append(f"{name} beyond {list(spec.shape)}")
+    if model.classes is not None and model.classes == source.classes:
+        lines.append("the head is the source's: its classes must be these, in the same order")
     lines += [f"initialized: {', '.join(new)}"] if new else []
     return lines + ([f"left out: {', '.join(left_out)}"] if left_out else [])
 

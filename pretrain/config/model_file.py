@@ -67,9 +67,20 @@ def load_model(name: str, weights: bool = False) -> ModelConfig:
     steps = checkpoint_steps(folder)
     if not steps:
         raise UserError(f"model: {text} holds no checkpoint; {hint}")
-    checkpoint = checkpoint_path(folder, steps[-1] if step is None else step)
-    state = read_json_object(checkpoint / "state.json", "model", f"; {hint}")
-    return ModelConfig.from_json(state.get("model", {}))
+    if step is not None and step not in steps:
+        nearest = min(steps, key=lambda each: abs(each - step))
+        said = f"no checkpoint of step {step} in {quote(text)}; the nearest is that of {nearest}"
+        raise UserError(f"{'init_from' if weights else 'model'}: {said}")
+    while True:
+        checkpoint = checkpoint_path(folder, steps[-1] if step is None else step)
+        try:
+            state = read_json_object(checkpoint / "state.json", "model", f"; {hint}")
+        except UserError:
+            if step is not None or len(steps) == 1:
+                raise
+            steps.pop()  # damaged, and passed over as where it is opened
+            continue
+        return ModelConfig.from_json(state.get("model", {}))
 
 
 def check_names(values: Mapping[str, Any], where: str, also: Sequence[str] = ()) -> None:

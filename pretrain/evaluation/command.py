@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.declared import NonNegativeInt, PositiveInt, declared
-from model.errors import UserError
+from model.errors import UserError, quote
 from pretrain.checkpoint.finder import Hold, checkpoint_path, checkpoint_steps, is_run
 from pretrain.config.options import parse_options
 from pretrain.evaluation.checks import check_data_dir, check_tasks, resolve_tasks
@@ -106,6 +106,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         )
     else:
         check_model(options.model, options.step)
+        _check_out(options)
     data_dir = check_data_dir(options.data_dir or None)
     check_tasks(options.tasks, options.include_path)
     from pretrain.engine.deepspeed_logging import quiet_libraries
@@ -151,7 +152,7 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         follow(
             Path(options.model),
             settings_of(options, tasks),
-            lambda step: headline(score_step(step)[2], tasks),
+            lambda step: headline(score_step(step)[2]),
             world,
             options.follow_timeout or TIMEOUT,
         )
@@ -160,13 +161,13 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     newest, earlier = options.step, list[int]()
     if options.last > 1 or world.size > 1:  # else open_model looks for the newest, and hashes it once
         newest, earlier = world.on_rank_zero(lambda: _choose_steps(options, holds))
-    scored = [headline(score_step(step)[2], tasks) for step in earlier]
+    scored = [headline(score_step(step)[2]) for step in earlier]
     model, step, results = score_step(newest)
-    scored.append(headline(results, tasks))
+    scored.append(headline(results))
     scores = {name: fmean(each[name] for each in scored) for name in scored[-1]}
     if not world.is_main:
         return
-    print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results, tasks)}))
+    print(lm_eval.utils.make_table({**results, "results": drop_subtasks(results)}))
     if model.truncated:
         too_long = f"{model.truncated:,} texts did not fit the context of {model.max_length}"
         print(log_line("note", f"{too_long} with their answers, and were cut on the left"))
@@ -174,16 +175,13 @@ def run_evaluation(arguments: Sequence[str]) -> None:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         print(log_line("means", f"of {len(scored)} checkpoints, the table's and those before it: {shown}"))
     where = "evaluation.json" if step is None else f"evaluation/step_{step:06d}.json"
-    out = Path(options.out) if options.out else _choose_file(Path(options.model, where), options, tasks)
+    settings = settings_of(options, tasks) | {"include_path": options.include_path, "earlier_steps": earlier}
+    out = Path(options.out) if options.out else _choose_file(Path(options.model, where), settings)
     theirs = out.with_name(f"{out.stem}.lm_eval.json")
     record = {
         "model": options.model,
         "step": step,
-        "earlier_steps": earlier,
-        "tasks": tasks,
-        "limit": options.limit,
-        "num_fewshot": options.num_fewshot,
-        "dtype": options.dtype,
+        **settings,
         "scores": scores,
         "results": results["results"],
         "items": results["n-samples"],
@@ -200,6 +198,18 @@ def run_evaluation(arguments: Sequence[str]) -> None:
     except OSError as error:
         raise UserError(f"out: cannot write {out}: {error.strerror or error}") from error
     print(log_line("wrote", f"{out}; as lm-eval writes it: {theirs}"))
+
+
+def _check_out(options: EvaluationOptions) -> None:
+    """Raises UserError: the results could not be written in the end."""
+    path = Path(options.out or Path(options.model, "evaluation.json"))
+    if not path.name or path.is_dir():
+        raise UserError(f"out: {quote(options.out)} is a folder; give a file, such as scores.json")
+    folder = path.parent
+    while not folder.exists() and folder.name:
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"out: {quote(str(folder))} cannot be written; give another file with --out")
 
 
 def _check_last(options: EvaluationOptions) -> None:
@@ -262,11 +272,9 @@ def check_followed(options: EvaluationOptions) -> None:
         )
 
 
-def _choose_file(first: Path, options: EvaluationOptions, tasks: list[str]) -> Path:
+def _choose_file(first: Path, settings: dict[str, Any]) -> Path:
     """The file for a record: *first*, or where that has scores of other settings, its name with a number."""
-    from pretrain.evaluation.follow import settings_of
-
-    settings, path = settings_of(options, tasks), first
+    path = first
     for number in itertools.count(2):
         try:
             held = json.loads(path.read_text(encoding="utf-8"))

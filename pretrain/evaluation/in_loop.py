@@ -37,8 +37,8 @@ class EvaluationHook(IntervalHook):
         manager = session.world.on_rank_zero(lambda: task_manager(tasks, include_path))
         problem = None
         try:
-            self._names = resolve_tasks(tasks.split(","), manager.all_tasks)
-            self._tasks = load_tasks(self._names, manager, check_data_dir(self._settings.data_dir))
+            names = resolve_tasks(tasks.split(","), manager.all_tasks)
+            self._tasks = load_tasks(names, manager, check_data_dir(self._settings.data_dir))
             check_answers(self._tasks, session.model_config.context_length)
         except UserError as error:
             problem = f"evaluation.{error}"  # "tasks: …" or "data_dir: …", which are fields there
@@ -69,7 +69,7 @@ class EvaluationHook(IntervalHook):
             return HookResult({}, [log_line("note", left_out)])
         finally:
             engine.train(was_training)
-        scores = headline(results, self._names)
+        scores = headline(results)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
         line = f"step {state.step:,}: {shown} ({time.monotonic() - began:.1f} s)"
         values = {f"evaluation/{name}": value for name, value in scores.items()}

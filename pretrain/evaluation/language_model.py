@@ -19,7 +19,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import Tensor
 
-from model.errors import UserError
+from model.errors import UserError, quote
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.runtime.world import World
 
@@ -78,7 +78,10 @@ def read_answer_length(of: str, wanted: dict[str, Any], max_length: int) -> int:
     Raises:
         UserError: they leave no room for the text before it; lm-eval's own models raise an AssertionError.
     """
-    most = int(next((wanted[name] for name in ANSWER_LENGTH if wanted.get(name)), DEFAULT_WRITTEN))
+    name = next((name for name in ANSWER_LENGTH if wanted.get(name)), "")
+    most = wanted.get(name, DEFAULT_WRITTEN)
+    if type(most) is not int or most < 1:
+        raise UserError(f"tasks: {of} answer has {name}: {quote(most)}; give a whole number from 1")
     if most >= max_length:
         raise UserError(
             f"tasks: {of} answer of up to {most:,} tokens leaves no room for its text in the context of "

@@ -204,29 +204,32 @@ def _load(tasks: Sequence[str], manager: TaskManager) -> Any:
         raise
     except Exception as error:  # no network, a damaged file, a task's code that needs another library
         reason = " ".join(str(error).split())
+        valid = "leave out a task that is also in a group"
+        if "Duplicate" not in reason:
+            valid = "without internet: head-schedules evaluate save --tasks … --data_dir DIR elsewhere, then "
+            valid += "--data_dir"
         raise UserError(
-            f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); without "
-            "internet: head-schedules evaluate save --tasks … --data_dir DIR elsewhere, then --data_dir"
+            f"tasks: {','.join(tasks)} cannot be loaded ({type(error).__name__}: {reason:.200}); {valid}"
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-def drop_subtasks(results: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """lm-eval's scores by task, with groups instead of their many subtasks, except those among *tasks*.
-    Groups without a score, whose YAML has no aggregate_metric_list, are left out, and their subtasks stay."""
+def drop_subtasks(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """lm-eval's scores by task, with groups instead of their many subtasks. Groups without a score, whose
+    YAML has no aggregate_metric_list, are left out, and their subtasks stay."""
     scored = {name: each for name, each in results["results"].items() if any("," in key for key in each)}
     groups = results.get("group_subtasks", {}).items()
     subtasks = {name for group, names in groups if group in scored for name in names}
-    return {name: each for name, each in scored.items() if name in tasks or name not in subtasks}
+    return {name: each for name, each in scored.items() if name not in subtasks}
 
 
-def headline(results: Mapping[str, Any], tasks: Sequence[str] = ()) -> dict[str, float]:
+def headline(results: Mapping[str, Any]) -> dict[str, float]:
     """Return the scores as ``task/metric`` -> value; a metric that a task has of several filters, as
-    ``task/metric,filter``. *tasks* as for drop_subtasks."""
+    ``task/metric,filter``."""
     scores = {}
-    for task, values in drop_subtasks(results, tasks).items():
+    for task, values in drop_subtasks(results).items():
         known = [
             (key.partition(",")[0], key, value)
             for key, value in values.items()

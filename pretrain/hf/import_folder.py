@@ -6,6 +6,7 @@ The run holds one checkpoint, of step 0, unsharded: weights without optimizer st
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -68,8 +69,11 @@ def import_folder(folder: Path, run_folder: Path) -> None:
         )
     )
     print(log_line("note", "config.yaml has the settings of the recipe continue: check its rate and steps"))
-    prepare = f"head-schedules prepare --text … --tokenizer {run_folder}/tokenizer --out data/NAME"
-    train = f"deepspeed --module pretrain.main --config {run_folder}/config.yaml --data data/NAME"
+    tokenizer_folder, settings = (
+        shlex.quote(str(run_folder / name)) for name in ("tokenizer", "config.yaml")
+    )
+    prepare = f"head-schedules prepare --text … --tokenizer {tokenizer_folder} --out data/NAME"
+    train = f"deepspeed --module pretrain.main --config {settings} --data data/NAME"
     print(log_line("next", f"{prepare}\n{train}"))
 
 

@@ -147,7 +147,7 @@ class SavedRun:
         """
         values: dict[str, Any] = {}
         losses = ("train_loss", "val_loss", "val_bpb", "val_accuracy")
-        for row in read_metrics(self.run_folder):
+        for row in read_metrics(self.run_folder, of_few=False):
             if row["step"] <= self.state.step:
                 values |= {
                     name: value

@@ -6,6 +6,7 @@
 import pytest
 import torch
 
+from model import decoding
 from model.decoding import CachedDecoder
 from model.errors import UserError
 from tests.helpers.networks import CONFIGS, network, tokens
@@ -13,7 +14,8 @@ from tests.helpers.networks import CONFIGS, network, tokens
 
 @pytest.mark.parametrize("chunks", [(1,) * 40, (13, 1, 20, 6)])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_equal_the_full_forward_pass(name, chunks):
+def test_logits_equal_the_full_forward_pass(name, chunks, monkeypatch):
+    monkeypatch.setattr(decoding, "LEAST_ROOM", 4)  # so that the cache grows
     ours, ids = network(name, torch.float64), tokens(2, 40)
     decoder = CachedDecoder(ours, batch=2)
     expected = ours(ids)

@@ -221,3 +221,10 @@ def test_sources_that_cannot_be_used(source, small_folder, tmp_path):
     check(str(tmp_path / "mine"), "is this run itself")
     with refused("'runs/nothing' is not a folder", begins="init_from: "):
         parse_command_line(["--init_from", "runs/nothing"]).run.build_model_config()
+    with refused("no checkpoint of step 7", "the nearest is that of 8", begins="init_from: "):
+        parse_command_line(["--init_from", f"{source}:7"]).run.build_model_config()
+    shutil.copytree(source, tmp_path / "damaged")
+    newest = max((tmp_path / "damaged/checkpoints").iterdir())
+    (newest / "state.json").write_text("{")
+    found = parse_command_line(["--init_from", str(tmp_path / "damaged")]).run.build_model_config()
+    assert found == parse_command_line(["--init_from", str(source)]).run.build_model_config()

@@ -144,15 +144,33 @@ def test_batch_size_changes_no_score(folders, data_dir, tmp_path):
     assert one == pytest.approx(many, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        (".", "out: '.' is a folder"),
+        ("{}", "is a folder; give a file"),
+        ("{}/file/y.json", "cannot be written"),
+    ],
+)
+def test_a_place_that_cannot_take_the_results_is_named_first(out, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "check_model", lambda *_: None)
+    (tmp_path / "file").touch()
+    arguments = ["runs/a", "--out", out.format(tmp_path), "--tasks", "nothing"]
+    assert said in refusal(capsys, evaluation.main, *arguments)
+
+
 def test_scores_of_other_settings_are_not_replaced(tmp_path):
     def written(tasks, **settings):
-        options = evaluation.EvaluationOptions("runs/a", **settings)
-        path = evaluation._choose_file(tmp_path / "step_8.json", options, tasks)
-        path.write_text(json.dumps(settings_of(options, tasks)))
+        options = evaluation.EvaluationOptions("runs/a", limit=settings.pop("limit", None))
+        settings = settings_of(options, tasks) | {"earlier_steps": []} | settings
+        path = evaluation._choose_file(tmp_path / "step_8.json", settings)
+        path.write_text(json.dumps(settings))
         return path.name
 
     (tmp_path / "step_8.json").write_text('{"tasks": ["piqa"], "limit": null}')  # it may be of five examples
     assert written(["piqa"]) == "step_8-2.json"
+    assert written(["piqa"], earlier_steps=[4, 6]) == "step_8-3.json"
+    (tmp_path / "step_8-3.json").unlink()
     (tmp_path / "step_8.json").unlink()
     (tmp_path / "step_8-2.json").unlink()
     assert written(["piqa"]) == written(["piqa"]) == "step_8.json"
