@@ -24,8 +24,13 @@ from pretrain.runtime.command import run_command
 PROGRAM = "head-schedules"
 TRAIN = "train a model, or resume a run, on one process"
 COMPLETION = "print a script for the shell's completion"
+ZSH = (
+    "(( ${+functions[compdef]} )) || { autoload -Uz compinit && compinit; }",
+    "autoload -U +X bashcompinit && bashcompinit",
+)
+BASH = "~/.local/share/bash-completion/completions"
 SHELLS = {
-    "bash": f"{PROGRAM} completion bash > ~/.local/share/bash-completion/completions/{PROGRAM}",
+    "bash": f"mkdir -p {BASH}; {PROGRAM} completion bash > {BASH}/{PROGRAM}",
     "zsh": f"{PROGRAM} completion zsh > ~/.{PROGRAM}.zsh, and source it in ~/.zshrc",
 }
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -106,7 +111,7 @@ def completion(shell: str) -> str:
     cases = [f"    {name}) words={_quote_words(_words(name))} ;;" for name in names if name != "completion"]
     cases.append(f"    completion) words={_quote_words(SHELLS)} ;;")
     lines = [
-        *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
+        *(ZSH if shell == "zsh" else []),
         "_head_schedules() {",
         '  local words="" current="${COMP_WORDS[COMP_CWORD]}"',
         '  if [ "$COMP_CWORD" = 1 ]; then',

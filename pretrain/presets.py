@@ -172,7 +172,7 @@ def run_allocations(arguments: list[str]) -> None:
             for axis in axes.flat[len(found) :]:
                 axis.set_axis_off()
             for axis, (text, given) in zip(axes.flat, widths.items(), strict=False):
-                axis.bar(range(1, len(given) + 1), given, color="tab:blue")
+                axis.bar(range(len(given)), given, color="tab:blue")
                 axis.set_title(text, fontsize="small")
             fig.supxlabel("layer", fontsize="small")
             fig.supylabel("width", fontsize="small")

@@ -65,7 +65,7 @@ class WandbLogger:
         self._report = report
         self._rows: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        asked, mode = mode, os.environ.get("WANDB_MODE", "disabled") if mode == "auto" else mode
+        mode = os.environ.get("WANDB_MODE", "disabled") if mode == "auto" else mode
         if mode == "disabled":
             return
         if mode == "offline":
@@ -81,8 +81,6 @@ class WandbLogger:
             # Here and not in the thread: imports during those of training could meet half-loaded modules.
             import wandb
         except Exception as error:
-            if asked == "auto" and isinstance(error, ModuleNotFoundError):
-                return  # a bare install has no wandb
             self._say_failed(error)
             return
         self._thread = threading.Thread(

@@ -21,6 +21,9 @@ def compare(run: RunConfig, machine: Machine) -> list[str]:
 
     The micro-batch is the run's, or the one that training would choose. A combination that training rejects
     has the reason in its row.
+
+    Raises:
+        UserError: it rejects all of them.
     """
     gpus = machine.gpus_per_node
     degrees = [(t, c) for t in divisors(gpus) for c in divisors(gpus // t)]
@@ -29,14 +32,18 @@ def compare(run: RunConfig, machine: Machine) -> list[str]:
     lines = [
         f"{'':8}{'t':>3}{'c':>4}{'micro-batch':>13}{'accumulated':>13}{'peak GiB':>10}{'sent GB a step':>16}"
     ]
+    problems: list[UserError] = []
     for name in STAGES:
         for t, c in degrees:
             try:
                 shared = dataclasses.replace(run, tensor_parallel=t, context_parallel=c)
                 row = _row(make_plan(shared, read_ds_config(find_ds_config(name)), machine, mfu=None))
             except UserError as error:
+                problems.append(error)
                 row = f"  {error}"
             lines.append(f"{name:8}{t:3}{c:4}{row}")
+    if len(problems) == len(STAGES) * len(degrees):
+        raise problems[0]
     return [*lines, f"{machine.usable / GIB:.1f} of {machine.memory / GIB:.1f} GiB a GPU are usable"]
 
 

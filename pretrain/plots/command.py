@@ -45,7 +45,8 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     for line in notes:
         print_lines(f"warning: {line}", file=sys.stderr)
     loss = "val_bpb" if tokenizers else "val_loss"
-    without_loss = next((f.name for f, run in zip(folders, runs, strict=True) if not run.names(loss)), None)
+    without = (f.resolve().name for f, run in zip(folders, runs, strict=True) if not run.names(loss))
+    without_loss = next(without, None)
     if tokenizers and without_loss:
         raise UserError(
             f"runs: {notes[0]}, and {without_loss} has no validation loss in bits per byte; draw the runs "

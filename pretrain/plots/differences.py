@@ -47,11 +47,11 @@ def run_differences(folders: Sequence[Path], steps: Sequence[int] | None = None)
     """
     if len(folders) < 2:
         return RunDifferences([], False, False)
-    unique = len({folder.name for folder in folders}) == len(folders)
+    names_here = [folder.resolve().name for folder in folders]
+    if len({*names_here}) < len(folders):
+        names_here = [str(folder) for folder in folders]
     runs = [
-        _ComparedRun(
-            folder.name if unique else str(folder), folder, _state(folder), steps[index] if steps else None
-        )
+        _ComparedRun(names_here[index], folder, _state(folder), steps[index] if steps else None)
         for index, folder in enumerate(folders)
     ]
     runs_with_state = [run for run in runs if run.state is not None]

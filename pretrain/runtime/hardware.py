@@ -28,7 +28,7 @@ GPU_PEAKS_16_BIT: tuple[tuple[str, float], ...] = (
     (r"\bH200 NVL\b", 835 * TERA),
     (r"\bG?H200\b", 989 * TERA),
     (r"\bH100 NVL\b", 835 * TERA),
-    (r"\bH100 PCIe\b", 756 * TERA),
+    (r"\bH[18]00 PCIe\b", 756 * TERA),
     (r"\bH[18]00\b", 989 * TERA),
     (r"\bA[18]00\b", 312 * TERA),
     (r"\bL40S\b", 362 * TERA),
@@ -37,9 +37,9 @@ GPU_PEAKS_16_BIT: tuple[tuple[str, float], ...] = (
     (r"\bA40\b", 150 * TERA),
     (r"\bA30\b", 165 * TERA),
     (r"\bA10\b", 125 * TERA),
-    (r"\bRTX A6000\b", 155 * TERA),
-    (r"\bRTX 4090\b", 165 * TERA),
-    (r"\bRTX 3090\b", 71 * TERA),
+    (r"\bRTX A6000$", 155 * TERA),
+    (r"\bRTX 4090$", 165 * TERA),
+    (r"\bRTX 3090$", 71 * TERA),
     (r"\bMI300X\b", 1307 * TERA),
     (r"\bMI250X?\b", 191 * TERA),  # one of the two dies of a card, which is what a rank gets
 )

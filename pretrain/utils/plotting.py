@@ -43,7 +43,7 @@ def save_figure(
     """
     check_variables("plots")
     figure = _figure_class()(figsize=size, layout="constrained")
-    formats = sorted(figure.canvas.get_supported_filetypes())
+    formats = sorted(figure.canvas.get_supported_filetypes().keys() - {"pgf"})  # which needs LaTeX
     # Not Path.is_dir, which raises an error for a name that is too long.
     if os.path.isdir(path) or path.suffix.lower().removeprefix(".") not in formats:  # noqa: PTH112
         raise UserError(

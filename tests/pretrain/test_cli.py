@@ -85,4 +85,4 @@ def test_completion_in_a_real_bash():
     assert "--optimizer.learning_rate" in completed(script, "head-schedules", "train", "--optimizer.l")
     assert completed(script, "head-schedules", "completion", "z") == ["zsh"]
     assert completed(script, "head-schedules", "convert", "runs/a") == []  # bash offers files
-    assert cli.completion("zsh").startswith("autoload -U +X bashcompinit && bashcompinit\n")
+    assert "\nautoload -U +X bashcompinit && bashcompinit\n" in cli.completion("zsh")

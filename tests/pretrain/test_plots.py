@@ -202,7 +202,10 @@ def test_a_finished_run_without_a_picture_gets_one(tmp_path):
     file.append(1, {"tokens": 10, "train_loss": 5.0, "grad_norm": 1.0})
     file.close()
     session = SimpleNamespace(
-        state=SimpleNamespace(step=1), run=SimpleNamespace(folder=tmp_path), finished=True, hooks=[]
+        state=SimpleNamespace(step=1),
+        run=SimpleNamespace(folder=tmp_path, resume="auto"),
+        finished=True,
+        hooks=[],
     )
     picture = tmp_path / "plots" / "training.png"
     lines = report.describe_finished(session, [], ["step_000001 was fetched"])

@@ -392,24 +392,20 @@ def test_a_new_run_does_not_replace_a_copy(run, url):
         refuse_copy(url, run)
 
 
+def away(url, name):
+    raise ConnectionError("nobody answers")
+
+
 def test_a_store_that_is_away_lets_no_damaged_checkpoint_be_passed_over(run, url):
     copied(run, url, 1)
     folder = run / "checkpoints/step_000001"
 
-    def away(url, name):
-        raise ConnectionError("nobody answers")
-
-    with pytest.raises(
-        MachineError, match=r"step_000001 is damaged, and its copy .*nobody answers.*try again"
-    ):
+    with pytest.raises(MachineError, match=r"is damaged, and its copy .*nobody answers.*try again"):
         repair_checkpoint(url, folder, away)
     assert repair_checkpoint(url, folder) and verify(folder) is None
 
 
 def test_a_store_that_cannot_be_read_begins_nothing_anew(run, url):
-    def away(url, name):
-        raise ConnectionError("nobody answers")
-
     with pytest.raises(MachineError, match=r"cannot be read \(nobody answers\), and .* holds no checkpoint"):
         restore_lost(url, run, away)
 

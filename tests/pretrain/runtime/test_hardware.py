@@ -29,7 +29,11 @@ def test_known_gpus(name: str, tera: float) -> None:
     assert data_sheet_peak(name, torch.float32) is None
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA A10G", "NVIDIA A1000"])
+VARIANTS = ["4090 Laptop GPU", "4090 D", "3090 Ti"]
+UNKNOWN = ["H100 80GB HBM3 MIG 3g.40gb", "A10G", "A1000", *(f"GeForce RTX {each}" for each in VARIANTS)]
+
+
+@pytest.mark.parametrize("name", [f"NVIDIA {each}" for each in UNKNOWN])
 def test_a_slice_and_a_name_that_only_begins_alike_have_no_known_peak(name: str) -> None:
     assert data_sheet_peak(name, torch.bfloat16) is None
 
