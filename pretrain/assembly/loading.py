@@ -26,7 +26,7 @@ from pretrain.run.resume import (
     is_imported,
     resets_optimizer,
 )
-from pretrain.runtime.environment import was_requeued
+from pretrain.runtime.environment import is_requeued
 from pretrain.runtime.version_check import code_hash
 from pretrain.runtime.world import World
 
@@ -54,7 +54,7 @@ def find_newest(run: RunConfig, store: CheckpointStore) -> Found:
     store.restore_checkpoints()
     fetched: list[str] = []
     # Of rank 0: launchers do not pass SLURM's variables to other nodes.
-    continues = run.resume == "auto" or store.world.broadcast(was_requeued())
+    continues = run.resume == "auto" or store.world.broadcast(is_requeued())
     mirror = run.checkpoint.mirror or ""
     if continues and mirror:
         from pretrain.mirror.copies import repair_checkpoint, restore_lost

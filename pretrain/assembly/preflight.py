@@ -21,7 +21,7 @@ from pretrain.utils.env_check import (
     check_installed,
     check_variables,
 )
-from pretrain.utils.files import refuse_other_kind
+from pretrain.utils.files import nearest_existing, refuse_other_kind
 
 
 def check_start(run: RunConfig) -> None:
@@ -151,7 +151,7 @@ def _check_data_root(root: Path) -> None:
     """Reject a folder into which a built-in corpus cannot be written, unless it already holds one."""
     if root.is_dir() and any(root.glob("*-*/meta.json")):
         return
-    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    existing = nearest_existing(root)
     if not existing.is_dir():
         raise UserError(f"data_root: {str(existing)!r} is a file; give a folder for the built-in corpus")
     if not os.access(existing, os.W_OK | os.X_OK):

@@ -11,7 +11,12 @@ from pathlib import Path
 from model.errors import UserError
 from pretrain.checkpoint.manifest import MANIFEST, verify
 from pretrain.utils.files import open_regular
-from pretrain.utils.run_folder import checkpoint_path, checkpoint_steps, checkpoints_folder
+from pretrain.utils.run_folder import (
+    checkpoint_path,
+    checkpoint_steps,
+    checkpoints_folder,
+    describe_missing_step,
+)
 
 
 def is_run(folder: str | Path) -> bool:
@@ -34,10 +39,7 @@ def require_steps(folder: str | Path, step: int | None = None) -> list[int]:
     if step is None:
         return steps
     if step not in steps:
-        nearest = min(steps, key=lambda existing_step: abs(existing_step - step))
-        raise UserError(
-            f"step: no checkpoint of step {step} in {str(folder)!r}; the nearest is that of {nearest}"
-        )
+        raise UserError(f"step: {describe_missing_step(folder, step, steps)}")
     return [step]
 
 

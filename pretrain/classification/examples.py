@@ -20,6 +20,7 @@ from model.loss import IGNORED_LABEL
 from pretrain.classification.corpus import labels_file
 from pretrain.data.corpus import Corpus
 from pretrain.data.indexed import IndexedTokens
+from pretrain.data.meta import PREPARE_AGAIN
 from pretrain.data.sequences import epoch_order
 from pretrain.run.data import RunData
 from pretrain.utils.files import open_regular
@@ -51,12 +52,11 @@ class Examples:
             with open_regular(path) as file:
                 labels = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError, MemoryError):
-            valid = "delete its folder and prepare the corpus again"
-            raise UserError(f"data: {str(path)!r} is missing or damaged; {valid}") from None
+            raise UserError(f"data: {str(path)!r} is missing or damaged; {PREPARE_AGAIN}") from None
         if labels.shape != (stream.num_documents,) or not ((labels >= 0) & (labels < len(classes))).all():
             raise UserError(
                 f"data: {str(path)!r} does not hold one of {len(classes)} classes for each of "
-                f"{stream.num_documents:,} documents; delete its folder and prepare the corpus again"
+                f"{stream.num_documents:,} documents; {PREPARE_AGAIN}"
             )
         return cls(stream, labels, corpus.tokenizer.end_of_document)
 

@@ -23,6 +23,7 @@ from pretrain.prepare.sources.streams import (
     make_limit_error,
     open_stream,
     parse_json,
+    strip_compression,
 )
 
 TEXT_COLUMNS = ("sentence", "text", "sequence")
@@ -95,10 +96,7 @@ def read_examples(
 
 def detect_kind(path: Path) -> str:
     """tsv, jsonl or fasta, by the ending. UserError for any other."""
-    name = path.name.lower()
-    for ending in COMPRESSED:
-        name = name.removesuffix(ending)
-    kind = ENDINGS.get(Path(name).suffix)
+    kind = ENDINGS.get(Path(strip_compression(path.name)).suffix)
     if kind is None:
         endings = ", ".join(ENDINGS)
         raise UserError(

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from model.presets import preset
 from pretrain.config.flag_aliases import suggest_flag
 from pretrain.config.hf_config_file import read_model
 from pretrain.utils.parsing import read_json, read_json_object
-from pretrain.utils.run_folder import checkpoint_path, checkpoint_steps
+from pretrain.utils.run_folder import checkpoint_path, checkpoint_steps, describe_missing_step
 
 SOURCES = "a run's folder (RUN or RUN:STEP) or that of a Hugging Face model"
 """What weights may come from."""
@@ -68,19 +69,20 @@ def load_model(name: str, weights: bool = False) -> ModelConfig:
     if not steps:
         raise UserError(f"model: {text} holds no checkpoint; {hint}")
     if step is not None and step not in steps:
-        nearest = min(steps, key=lambda each: abs(each - step))
-        said = f"no checkpoint of step {step} in {quote(text)}; the nearest is that of {nearest}"
-        raise UserError(f"{'init_from' if weights else 'model'}: {said}")
-    while True:
-        checkpoint = checkpoint_path(folder, steps[-1] if step is None else step)
-        try:
-            state = read_json_object(checkpoint / "state.json", "model", f"; {hint}")
-        except UserError:
-            if step is not None or len(steps) == 1:
-                raise
-            steps.pop()  # damaged, and passed over as where it is opened
-            continue
-        return ModelConfig.from_json(state.get("model", {}))
+        field = "init_from" if weights else "model"
+        raise UserError(f"{field}: {describe_missing_step(text, step, steps)}")
+
+    def read(number: int) -> dict[str, Any]:
+        return read_json_object(checkpoint_path(folder, number) / "state.json", "model", f"; {hint}")
+
+    oldest, *newer = steps if step is None else [step]
+    for number in reversed(newer):
+        with suppress(UserError):  # damaged, and passed over as where it is opened
+            state = read(number)
+            break
+    else:
+        state = read(oldest)
+    return ModelConfig.from_json(state.get("model", {}))
 
 
 def check_names(values: Mapping[str, Any], where: str, also: Sequence[str] = ()) -> None:

@@ -13,7 +13,7 @@ import xxhash
 
 from model.errors import UserError
 from pretrain.data.indexed import IndexedTokens, bin_path, idx_path
-from pretrain.data.meta import META_FILE, CorpusMeta, SplitEntry, TokenizerEntry
+from pretrain.data.meta import META_FILE, PREPARE_AGAIN, CorpusMeta, SplitEntry, TokenizerEntry
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.tokenizer import Tokenizer, load_tokenizer
 from pretrain.utils.files import update_from_file
@@ -89,7 +89,7 @@ class Corpus:
             if said != found:
                 raise UserError(
                     f"data: {META_FILE} in {place!r} says that {key} is {said}, but it is {found}: the files "
-                    "are of different corpora; delete its folder and prepare the corpus again"
+                    f"are of different corpora; {PREPARE_AGAIN}"
                 )
         difference = tokenizer_difference(own, tokenizer) if tokenizer is not None else None
         if tokenizer is not None and difference:

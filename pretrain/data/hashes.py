@@ -15,7 +15,7 @@ import xxhash
 from model.declared import to_dict
 from model.errors import UserError
 from pretrain.data.corpus import Corpus
-from pretrain.data.meta import META_FILE, FileEntry
+from pretrain.data.meta import META_FILE, PREPARE_AGAIN, FileEntry
 from pretrain.utils.files import file_entry, read_regular, write_atomically
 from pretrain.utils.parsing import parse_json
 
@@ -34,10 +34,7 @@ def damage(path: Path, entry: FileEntry, each: Callable[[], object] = lambda: No
     """
     if file_entry(path, each) == to_dict(entry):
         return None
-    return (
-        f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); delete its folder and "
-        "prepare the corpus again"
-    )
+    return f"{str(path)!r} is not what was written (its hash differs from {META_FILE}); {PREPARE_AGAIN}"
 
 
 class HashCheck:

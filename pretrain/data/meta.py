@@ -22,6 +22,8 @@ Short = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """An XXH3-128, hexadecimal."""
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
+PREPARE_AGAIN = "delete its folder and prepare the corpus again"
+"""What to do about a damaged corpus: a folder that is there counts as done."""
 _MOST_BYTES = 64 << 20
 
 
@@ -125,8 +127,7 @@ class CorpusMeta:
             ) from None
         except (OSError, UserError) as error:
             reason = getattr(error, "strerror", error)
-            valid = "delete its folder and prepare the corpus again"
-            raise UserError(f"data: {str(path)!r} is damaged ({reason}); {valid}") from None
+            raise UserError(f"data: {str(path)!r} is damaged ({reason}); {PREPARE_AGAIN}") from None
 
     def write(self, folder: Path) -> None:
         """Write it into a corpus folder."""

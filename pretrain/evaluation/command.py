@@ -28,8 +28,9 @@ from pretrain.evaluation.checks import check_data_dir, check_tasks, resolve_task
 from pretrain.hf.model_folder import check_model
 from pretrain.runtime.command import run_command
 from pretrain.utils.env_check import check_variables
-from pretrain.utils.files import refuse_other_kind, write_atomically
+from pretrain.utils.files import nearest_existing, refuse_other_kind, write_atomically
 from pretrain.utils.format import log_line
+from pretrain.utils.run_folder import step_of
 
 if TYPE_CHECKING:
     from pretrain.runtime.world import World
@@ -205,9 +206,7 @@ def _check_out(options: EvaluationOptions) -> None:
     path = Path(options.out or Path(options.model, "evaluation.json"))
     if not path.name or path.is_dir():
         raise UserError(f"out: {quote(options.out)} is a folder; give a file, such as scores.json")
-    folder = path.parent
-    while not folder.exists() and folder.name:
-        folder = folder.parent
+    folder = nearest_existing(path.parent)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError(f"out: {quote(str(folder))} cannot be written; give another file with --out")
 
@@ -238,7 +237,7 @@ def _choose_steps(options: EvaluationOptions, holds: list[Hold]) -> tuple[int | 
     from pretrain.run.saved import find_checkpoint
 
     path, hold = find_checkpoint(folder, None, partial(print, file=sys.stderr))
-    newest = int(path.name.removeprefix("step_"))
+    newest = step_of(path.name)
     earlier = [step for step in checkpoint_steps(folder) if step < newest]
     if len(earlier) < options.last - 1:
         valid = f"{len(earlier)} checkpoints are older than the newest whole one, of step {newest}"

@@ -26,6 +26,7 @@ from pretrain.run.hooks import Hook, HookResult
 from pretrain.run.session import Session
 from pretrain.utils.format import log_line
 
+STAY = "the heads stay as they are"
 MOMENT = "growth/second_moment/layer_"
 CAPTURED = "growth/captured/layer_"
 TOP = "growth/top/layer_"
@@ -162,23 +163,24 @@ class Growth(Hook):
         if not config.active:
             return []
         when = f"checked every {self.every} steps up to {self.last:,}, decided from step {self.first:,} on"
-        stays = ""
+        note = ""
         if config.schedule:
             counts, done = config.counts(len(self.model.heads)), session.state.step
             when, last = f"at steps {', '.join(map(str, counts))}", max(counts)
             missed = zip(counts[last], self.model.heads, strict=True)
             if last <= done and any(asked > has for asked, has in missed):
-                stays = f"the steps of growth.schedule are before step {done:,}; give later ones"
+                note = f"{STAY}: the steps of growth.schedule are before step {done:,}; give later ones"
         elif self.first > self.last:
-            stays = f"the last check, at step {self.last:,}, comes before the first decision; "
-            stays += "give growth.interval in steps, less growth.calibration, or more steps"
+            note = f"{STAY}: the last check, at step {self.last:,}, comes before the first decision; "
+            note += "give growth.interval in steps, less growth.calibration, or more steps"
         elif min(self.model.heads) >= self.most or (config.budget or math.inf) <= sum(self.model.heads):
-            until = " until one is pruned" if config.criterion == "incrt" else ""
-            stays = f"no head can be added{until}; give more growth.maximum, or growth.budget"
+            note = f"{STAY}: no head can be added"
+            if config.criterion == "incrt":
+                note = "no head can be added until one is pruned"
+            note += "; give more growth.maximum, or growth.budget"
         budget = f", {config.budget} in all" if config.budget else ""
         lines = [f"growth   {config.criterion}: at most {self.most} heads a layer{budget}; {when}"]
-        what = "" if "until one is pruned" in stays else "the heads stay as they are: "
-        return [*lines, *([log_line("note", f"{what}{stays}")] if stays else [])]
+        return [*lines, *([log_line("note", note)] if note else [])]
 
     # ---------------------------------------------------------------------- parts
 

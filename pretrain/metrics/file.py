@@ -318,6 +318,8 @@ def check_values(values: Mapping[str, Any], where: str) -> None:
     Raises:
         UserError: one that is no number, or has a name of the trainer's; it begins with *where*.
     """
+    if not values:  # those of most hooks before a step
+        return
     for name in OF_TRAINER & values.keys():
         raise UserError(f"{where}: {name!r} is a value of the trainer's; give it another name")
     known = {name: 0.0 if getattr(value, "ndim", None) == 0 else value for name, value in values.items()}

@@ -35,6 +35,7 @@ from pretrain.mirror.object_store import Store
 from pretrain.utils.files import atomic_file, atomic_folder, file_entry, write_atomically
 from pretrain.utils.format import ProgressLine, log_line, print_lines
 from pretrain.utils.parsing import parse_yaml, read_json
+from pretrain.utils.run_folder import step_of
 
 RECORD = "mirror.json"
 OF_THE_RUN = (
@@ -47,8 +48,6 @@ OF_A_CURVE = (
     *("optimizer", "muon", "schedule", "lr_rules", "llr"),
 )
 """Settings that distinguish a run from another one of its name."""
-BUILTIN = "builtin"
-"""The corpus that is not a folder of the user's."""
 RETRY_SECONDS = (5.0, 300.0)
 """First and longest pause after a failure; each is twice the one before."""
 CLOSE_SECONDS = 600.0
@@ -140,8 +139,8 @@ class Mirror:
             return
         latest = (self._open_once().text("latest") or "").strip()
         steps = checkpoint_steps(self.run_folder)
-        known = latest in self._known or not steps or int(latest[5:] or 0) <= steps[-1]
-        self._ahead = 0 if known else int(latest[5:])
+        there = step_of(latest) if latest else 0
+        self._ahead = 0 if latest in self._known or not steps or there <= steps[-1] else there
         if self._ahead:
             self.report(
                 log_line(
@@ -212,7 +211,7 @@ class Mirror:
             file: store.put(folder / file, inside + file, entry).removeprefix(inside)
             for file, entry in manifest.files.items()
         }
-        newest = int(name[5:]) >= (self._ahead or 0)
+        newest = step_of(name) >= (self._ahead or 0)
         for file in OF_THE_RUN if newest else ():  # those there describe the newer one
             if (self.run_folder / file).is_file():
                 store.replace((self.run_folder / file).read_bytes(), file)
@@ -250,14 +249,18 @@ class Mirror:
             first, self._failing = not self._failing, True
             self._changed.notify_all()
         if first:
-            reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
             self.report(
                 log_line(
                     "mirror",
-                    f"{self.url} cannot be written ({reason}); tried again until it works, and checkpoints "
-                    "stay here until they are copied",
+                    f"{self.url} cannot be written ({_reason(error)}); tried again until it works, and "
+                    "checkpoints stay here until they are copied",
                 )
             )
+
+
+def _reason(error: Exception) -> str:
+    """What a library for one store or another says, or the kind of its error."""
+    return quote(str(error).strip() or type(error).__name__, 200, plain=True)
 
 
 def _identity(run_folder: Path, name: str) -> str | None:
@@ -300,7 +303,7 @@ def _differing_settings(store: Store, run: RunConfig | Path, moved: bool = False
         f"{name} {quote(before, 60)}, here {quote(now, 60)}"
         for name, (before, now) in diff_settings(theirs, own).items()
         if name.split(".")[0] in OF_A_CURVE
-        and not (moved and name == "data" and BUILTIN not in (before, now))
+        and not (moved and name == "data" and "builtin" not in (before, now))
     )
 
 
@@ -350,7 +353,7 @@ def restore_lost(
                 "continue it, or another --name"
             )
         # Those beyond belong to a curve that the run has left.
-        names = [name for name in store.checkpoints() if int(name[5:]) <= int(latest[5:] or -1)]
+        names = [name for name in store.checkpoints() if step_of(name) <= step_of(latest)]
         for name in reversed(names):
             problem = _fetch(store, name, run_folder)
             if problem is None:
@@ -362,9 +365,8 @@ def restore_lost(
     except UserError:
         raise
     except Exception as error:
-        reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        what = f"{run_folder} is on a full disk" if full else f"{url} cannot be read ({reason})"
+        what = f"{run_folder} is on a full disk" if full else f"{url} cannot be read ({_reason(error)})"
         raise MachineError(
             f"checkpoint.mirror: {what}, and {run_folder} holds no checkpoint; try again, or leave "
             "checkpoint.mirror out to start from scratch"
@@ -385,10 +387,9 @@ def refuse_copy(url: str, run_folder: Path, open_store: Callable[[str, str], Sto
     try:
         latest = open_store(url, run_folder.name).text("latest")
     except Exception as error:  # of any class
-        reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
         raise MachineError(
-            f"checkpoint.mirror: {url} cannot be read ({reason}), and may hold a run of this name; try "
-            "again, or leave checkpoint.mirror out"
+            f"checkpoint.mirror: {url} cannot be read ({_reason(error)}), and may hold a run of this name; "
+            "try again, or leave checkpoint.mirror out"
         ) from error
     if latest:
         raise UserError(
@@ -409,10 +410,9 @@ def repair_checkpoint(url: str, folder: Path, open_store: Callable[[str, str], S
     try:
         return _fetch(open_store(url, run_folder.name), folder.name, run_folder) is None
     except Exception as error:  # of any class
-        reason = quote(str(error).strip() or type(error).__name__, 200, plain=True)
         raise MachineError(
-            f"checkpoint.mirror: {folder.name} is damaged, and its copy in {url} cannot be read ({reason}); "
-            "try again, or leave checkpoint.mirror out to continue from an earlier one"
+            f"checkpoint.mirror: {folder.name} is damaged, and its copy in {url} cannot be read "
+            f"({_reason(error)}); try again, or leave checkpoint.mirror out to continue from an earlier one"
         ) from error
 
 
@@ -446,7 +446,7 @@ def _fetch(store: Store, name: str, run_folder: Path) -> str | None:
 
 def _fetch_descriptions(store: Store, run_folder: Path, name: str) -> None:
     # Rows here that end before the checkpoint are those of a session that is left.
-    behind = last_step(run_folder / FILE_NAME) < int(name[5:])
+    behind = last_step(run_folder / FILE_NAME) < step_of(name)
     for file in OF_THE_RUN:
         if not (run_folder / file).exists() or (behind and file.endswith(".jsonl")):
             with suppress(FileNotFoundError), atomic_file(run_folder / file) as partial:

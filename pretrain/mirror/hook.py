@@ -11,6 +11,7 @@ from pretrain.checkpoint.finder import checkpoint_steps
 from pretrain.mirror.copies import Mirror
 from pretrain.run.hooks import Hook
 from pretrain.utils.format import log_line
+from pretrain.utils.run_folder import step_of
 
 if TYPE_CHECKING:
     from pretrain.run.session import Session
@@ -40,7 +41,7 @@ class MirrorHook(Hook):
     def checkpoint_saved(self, folder: Path) -> None:
         """Copy it after those that wait."""
         if self._mirror is not None:
-            self._newest = _step(folder)
+            self._newest = step_of(folder.name)
             self._mirror.add(folder)
 
     def may_prune(self, folder: Path) -> bool:
@@ -51,7 +52,7 @@ class MirrorHook(Hook):
             return False
         # Steps beyond the newest belong to a curve that the run has left.
         steps = [step for step in checkpoint_steps(self._folder) if step <= self._newest]
-        if _step(folder) in steps[-2:]:
+        if step_of(folder.name) in steps[-2:]:
             return False
         if shutil.disk_usage(self._folder).free >= self._config.mirror_reserve * 2**30:
             return False
@@ -75,7 +76,3 @@ class MirrorHook(Hook):
     def close(self) -> None:
         """Copy no more; the next session does it."""
         self.end(lambda: True)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))

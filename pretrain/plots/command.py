@@ -13,7 +13,7 @@ from model.errors import UserError
 from pretrain.config.command_line import CommandParser
 from pretrain.metrics.file import FILE_NAME, Columns
 from pretrain.runtime.command import run_command
-from pretrain.utils.format import log_line, print_lines
+from pretrain.utils.format import log_line, name_folders, print_lines
 from pretrain.utils.plotting import count_axis, curve_colors, logarithmic, save_figure
 
 MOST_POINTS = 4000
@@ -45,8 +45,8 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     for line in notes:
         print_lines(f"warning: {line}", file=sys.stderr)
     loss = "val_bpb" if tokenizers else "val_loss"
-    without = (f.resolve().name for f, run in zip(folders, runs, strict=True) if not run.names(loss))
-    without_loss = next(without, None)
+    names = name_folders(folders)
+    without_loss = next((name for name, run in zip(names, runs, strict=True) if not run.names(loss)), None)
     if tokenizers and without_loss:
         raise UserError(
             f"runs: {notes[0]}, and {without_loss} has no validation loss in bits per byte; draw the runs "
@@ -57,9 +57,6 @@ def draw_runs(folders: list[Path], out: Path) -> Path:
     layout: dict[str, Any] = {"notes": notes, "sharex": True, "height_ratios": ratios}
     with save_figure(out, "out", len(ratios), size=(9, 9), dpi=120, **layout) as (_, axes):
         loss_axis, *accuracy_axes, rate_axis, norm_axis = axes
-        names = [folder.resolve().name for folder in folders]
-        if len(set(names)) < len(names):
-            names = [str(folder) for folder in folders]
         for color, name_of_run, run in zip(curve_colors(len(runs)), names, runs, strict=True):
             if not tokenizers:
                 curve = run.over_tokens("train_loss")

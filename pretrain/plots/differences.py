@@ -13,7 +13,7 @@ from pretrain.checkpoint.state import TrainingState, read_state
 from pretrain.data.same_tokenizer import tokenizer_difference
 from pretrain.data.sequences import parse_blend
 from pretrain.data.tokenizer import load_tokenizer
-from pretrain.utils.format import describe_several
+from pretrain.utils.format import describe_several, name_folders
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,9 @@ def run_differences(folders: Sequence[Path], steps: Sequence[int] | None = None)
     """
     if len(folders) < 2:
         return RunDifferences([], False, False)
-    names_here = [folder.resolve().name for folder in folders]
-    if len({*names_here}) < len(folders):
-        names_here = [str(folder) for folder in folders]
     runs = [
-        _ComparedRun(names_here[index], folder, _state(folder), steps[index] if steps else None)
-        for index, folder in enumerate(folders)
+        _ComparedRun(name, folder, _state(folder), steps[index] if steps else None)
+        for index, (name, folder) in enumerate(zip(name_folders(folders), folders, strict=True))
     ]
     runs_with_state = [run for run in runs if run.state is not None]
     names: dict[str, str] = {}

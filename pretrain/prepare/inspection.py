@@ -11,7 +11,7 @@ from model.errors import UserError
 from pretrain.data.corpus import Corpus
 from pretrain.data.hashes import damage
 from pretrain.data.indexed import IndexedTokens
-from pretrain.data.meta import META_FILE, Lengths, SplitEntry
+from pretrain.data.meta import META_FILE, PREPARE_AGAIN, Lengths, SplitEntry
 from pretrain.prepare.assemble import SPLITS
 
 _SAMPLE_TOKENS = 100
@@ -97,9 +97,7 @@ def verify(corpus: Corpus) -> Iterator[str]:
     found = Lengths.from_lengths(np.concatenate([corpus.training.lengths, corpus.validation.lengths]))
     if (said := corpus.meta.document_lengths) not in (None, found):
         path = str(corpus.folder / META_FILE)
-        raise UserError(
-            f"verify: {path!r} says {said}, but it is {found}; delete its folder and prepare the corpus again"
-        )
+        raise UserError(f"verify: {path!r} says {said}, but it is {found}; {PREPARE_AGAIN}")
     for name in SPLITS:
         stream: IndexedTokens = getattr(corpus, name)
         stream.counts(corpus.tokenizer.vocab_size)

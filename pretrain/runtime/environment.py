@@ -230,7 +230,7 @@ def report_progress() -> None:
             Path(file).unlink(missing_ok=True)
 
 
-def was_requeued() -> bool:
+def is_requeued() -> bool:
     """Whether SLURM has started this job before: it continues what it began."""
     return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
@@ -249,14 +249,20 @@ def continue_command(arguments: list[str], steps: int, never: bool = False) -> s
     command = _command([argument for argument in arguments if not argument.startswith("--local_rank")])
     if not command:
         return None
-    command = [argument for argument in command if not argument.startswith("--steps=")]
-    while "--steps" in command:
-        at = command.index("--steps")
-        del command[at : at + 2]
-    command = [argument for argument in command if argument != "--resume=never"]
-    if "--resume" in command and command[(at := command.index("--resume")) + 1 :][:1] == ["never"]:
-        del command[at : at + 2]
+    command = _leave_out(_leave_out(command, "--steps"), "--resume", "never")
     return shlex.join([*command, *(["--resume", "auto"] if never else []), "--steps", str(steps)])
+
+
+def _leave_out(command: list[str], flag: str, value: str | None = None) -> list[str]:
+    """A command line without a flag and its *value*, or any value for None."""
+    joined = f"{flag}={value or ''}"
+    left = [each for each in command if not (each.startswith(joined) if value is None else each == joined)]
+    while flag in left:
+        at = left.index(flag)
+        if value not in (None, *left[at + 1 : at + 2]):
+            break
+        del left[at : at + 2]
+    return left
 
 
 def _command(arguments: list[str]) -> list[str]:

@@ -149,9 +149,8 @@ def write_archive(study: Study, path: Path) -> None:
                 origins.append(origin)
             record = replace(record, origin=origins.index(origin))
         runs[name] = record
-    file = parse_yaml(study.text, "study")
-    more: dict[str, Any] = {"registered": read_registered(study), "tuned": dict(study.tuned)}
-    made = Archive(study.name, file, "; ".join(machines), origins, runs, **more)
+    file, registered = parse_yaml(study.text, "study"), read_registered(study)
+    made = Archive(study.name, file, "; ".join(machines), origins, runs, registered, dict(study.tuned))
     plain = to_dict(made)
     lines = [f"{json.dumps(name)}: {json.dumps(run)}" for name, run in plain.pop("runs").items()]
     head = json.dumps(plain, indent=1, ensure_ascii=False).removesuffix("\n}")

@@ -106,7 +106,7 @@ def parse_study(
     load = _Recipes(file.recipes or {})
     variants = {each.name: each for each in _make_variants(file, flags, tuned, made, load)}
     # A folder and a record hold what their runs were trained with, whatever becomes of the recipe's file.
-    keys["recipes"] = load.used
+    keys["recipes"] = load.contents
     file = replace(file, recipes=keys["recipes"])
     if file.baseline:
         variants = dict(_with_controls(variants, file.baseline, levels))
@@ -336,7 +336,7 @@ class _Recipes:
         self._read: dict[str, Mapping[str, Any]] = {}
 
     @property
-    def used(self) -> dict[str, Settings]:
+    def contents(self) -> dict[str, Settings]:
         """Settings of those that were asked for, as in the study's file."""
         return {key: nest(values) for key, values in self._read.items()}
 

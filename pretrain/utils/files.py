@@ -279,6 +279,11 @@ def copy_folder(source: str | Path, target: Path) -> None:
             shutil.copy2(Path(folder, name), inside / name)
 
 
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest folder around it that exists."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
+
+
 def output_folder(text: str) -> Path:
     """The folder that a user names for output; a link's target, if it is one.
 

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from model.errors import escape_controls
@@ -66,6 +67,12 @@ def describe_several(
 def shorten_names(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def name_folders(folders: Sequence[Path]) -> list[str]:
+    """What to call them: their own names, or their paths where two have one name."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len({*names}) == len(names) else [str(folder) for folder in folders]
 
 
 def count_of(number: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
@@ -20,6 +21,17 @@ def checkpoints_folder(run_folder: Path) -> Path:
 def checkpoint_path(run_folder: Path, step: int) -> Path:
     """Folder of the checkpoint of *step*."""
     return checkpoints_folder(run_folder) / f"step_{step:06d}"
+
+
+def step_of(name: str) -> int:
+    """The step of a checkpoint's folder of that name; ValueError for another name."""
+    return int(name.removeprefix("step_"))
+
+
+def describe_missing_step(run_folder: str | Path, step: int, steps: Sequence[int]) -> str:
+    """That a run has no checkpoint of *step*, but some of *steps*."""
+    nearest = min(steps, key=lambda each: abs(each - step))
+    return f"no checkpoint of step {step} in {str(run_folder)!r}; the nearest is that of {nearest}"
 
 
 def checkpoint_steps(run_folder: Path) -> list[int]:

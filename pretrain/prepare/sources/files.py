@@ -29,6 +29,7 @@ from pretrain.prepare.sources.streams import (
     check_beginning,
     make_limit_error,
     open_stream,
+    strip_compression,
 )
 from pretrain.prepare.sources.text_source import Document, Unit
 
@@ -193,9 +194,7 @@ def detect_format(path: Path, asked: str) -> str:
     beginning too)."""
     if asked != "auto":
         return readers.PLAIN_TSV if asked == "tsv" else asked
-    name = path.name.lower()
-    for end in COMPRESSED:
-        name = name.removesuffix(end)
+    name = strip_compression(path.name)
     format = _ENDINGS.get(Path(name).suffix, "text")
     if format == "parquet" and name != path.name.lower():
         return "text"  # Parquet files are compressed inside, and are not read as a stream
@@ -213,9 +212,7 @@ def _refuse_archive(path: Path, named: bool) -> None:
     Args:
         named: whether the user has given this path. In a folder, archives of anything are left out as binary.
     """
-    inner = path.name.lower()
-    for end in COMPRESSED:
-        inner = inner.removesuffix(end)
+    inner = strip_compression(path.name)
     ending, before = Path(inner).suffix, Path(Path(inner).stem).suffix
     hidden = ending == ".parquet" and inner != path.name.lower()  # it is no stream
     if hidden or (ending in _UNREAD and (named or before in (*_ENDINGS, ".txt"))):

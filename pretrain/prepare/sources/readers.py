@@ -19,12 +19,12 @@ from typing import Any
 from model.errors import UserError
 from pretrain.prepare.sources.streams import (
     BOM,
-    COMPRESSED,
     DAMAGE,
     Record,
     check_text,
     open_stream,
     parse_json,
+    strip_compression,
 )
 
 PLAIN_TSV = "plain_tsv"
@@ -181,10 +181,7 @@ def _csv(stream: Any, path: Path, format: str, column: str, longest: int) -> Ite
         rule: Any = csv.QUOTE_NONE if format == PLAIN_TSV else csv.QUOTE_MINIMAL
         return csv.reader(iter(next_line, ""), delimiter=delimiter, quoting=rule, strict=True)
 
-    name = path.name.lower()
-    for end in COMPRESSED:
-        name = name.removesuffix(end)
-    delimiter = DELIMITERS["tsv" if name.endswith(".tsv") else format]
+    delimiter = DELIMITERS["tsv" if strip_compression(path.name).endswith(".tsv") else format]
     rows = reader()
     try:
         header = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in next(rows, [])]

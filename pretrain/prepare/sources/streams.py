@@ -54,6 +54,14 @@ Record = tuple[str | None, str]
 """(text, "") or (None, reason)."""
 
 
+def strip_compression(name: str) -> str:
+    """A file's name in lower case, without the ending of a compression that is read."""
+    name = name.lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    return name
+
+
 def make_limit_error(path: Path, error: BaseException, what: str = "text") -> UserError | None:
     """The error to raise if a reader's *error* shows a limit of the reader, or trouble of the machine, and no
     damage to the file; else None.

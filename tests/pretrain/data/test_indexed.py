@@ -21,7 +21,7 @@ from pretrain.data.indexed import (
 from tests.helpers.corpora import write_documents, write_pair
 
 
-def unaligned(values):
+def misalign(values):
     """As they lie in the mapped index."""
     raw = np.zeros(values.nbytes + 2, np.uint8)[2:]
     raw[:] = values.view(np.uint8)
@@ -35,8 +35,8 @@ def test_document_starts_do_not_read_the_whole_index(tmp_path):
     count = 3_000_000
     stream.num_tokens = stream.num_documents = count
     stream.lengths = np.ones(count, np.int32)
-    stream.boundaries = unaligned(np.arange(count + 1))
-    stream._offsets = unaligned(np.arange(count) * stream.dtype.itemsize)
+    stream.boundaries = misalign(np.arange(count + 1))
+    stream._offsets = misalign(np.arange(count) * stream.dtype.itemsize)
     began = time.process_time()
     for start in range(0, count - 50, count // 100):
         assert stream.document_starts(start, 50).tolist() == [*range(50)]

@@ -405,7 +405,7 @@ def test_a_store_that_is_away_lets_no_damaged_checkpoint_be_passed_over(run, url
     assert repair_checkpoint(url, folder) and verify(folder) is None
 
 
-def test_a_store_that_cannot_be_read_begins_nothing_anew(run, url):
+def test_a_store_that_cannot_be_read_starts_nothing_from_scratch(run, url):
     with pytest.raises(MachineError, match=r"cannot be read \(nobody answers\), and .* holds no checkpoint"):
         restore_lost(url, run, away)
 
