@@ -26,27 +26,12 @@ from docs.metrics import metrics_page, metrics_schema  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.schedules import LARGEST_SIZE  # noqa: E402
 from pretrain import cli  # noqa: E402
-from pretrain.config.command_line import documentation  # noqa: E402
+from pretrain.config.command_line import GROUPS, documentation, yaml_text  # noqa: E402
 from pretrain.config.flag_aliases import ABSENT, MEANT  # noqa: E402
 from pretrain.config.lr_rules import LearningRateRule  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
-from pretrain.config.sources import plain_value  # noqa: E402
 from pretrain.study.file import schema  # noqa: E402
-from pretrain.utils.parsing import format_yaml  # noqa: E402
 
-GROUPS = {
-    "Task, model and data": "task model init_from heads architecture data document_mask tokenizer data_root "
-    "vocab_size",
-    "Length and batches": "seed steps global_batch_tokens micro_batch",
-    "Learning-rate rules": "lr_rules",
-    "Parallelism": "tensor_parallel sequence_parallel context_parallel",
-    "Speed, memory and precision": "precision activation_checkpointing compile fused attention threads "
-    "deterministic profile",
-    "Skipped updates": "max_skipped_steps skip_spikes",
-    "Measurements and hooks": "diagnostics_every hooks",
-    "Run folder": "name runs_dir resume recipe",
-}
-"""The settings outside of sections, by what they are about; a test finds those that are missing."""
 ARCHITECTURE = """The fields of a model. A field that a recipe leaves out keeps the preset's value; the
 defaults below are those of a model file. `vocab_size`, `heads` and `classes` are fields of model files only:
 a recipe has the settings `vocab_size`, `heads` and `task`."""
@@ -236,7 +221,7 @@ def describe_type(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
         kind = fields.get("type", {}).get("const")
         return f"mapping `{{{', '.join([f'type: {kind}', *list(fields)[1:]])}}}`" if kind else "mapping"
     if "enum" in schema:
-        *others, last = (f"`{_yaml(value)}`" for value in schema["enum"])
+        *others, last = (f"`{yaml_text(value)}`" for value in schema["enum"])
         return f"{', '.join(others)} or {last}"
     if several := schema.get("anyOf") or schema.get("oneOf"):
         return ", or ".join(describe_type(each, kinds) for each in several)
@@ -265,15 +250,9 @@ def _describe_range(schema: Mapping[str, Any]) -> str:
 def _default(item: dataclasses.Field) -> str:
     """The default as YAML writes it."""
     if item.default is not dataclasses.MISSING:
-        return f"`{_yaml(item.default)}`"
+        return f"`{yaml_text(item.default)}`"
     made = item.default_factory
-    return "required" if made is dataclasses.MISSING else f"`{_yaml(made())}`"
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_yaml, value))}]"
-    return format_yaml(plain_value(value, "default")).removesuffix("...\n").strip()
+    return "required" if made is dataclasses.MISSING else f"`{yaml_text(made())}`"
 
 
 def _to_markdown(text: str) -> str:

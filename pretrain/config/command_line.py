@@ -8,24 +8,44 @@ import functools
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 
+from model.config import ModelConfig
 from model.errors import UserError, quote
 from pretrain.config.flag_aliases import OTHER_NAMES, suggest_flag
 from pretrain.config.run_config import DEFAULT_RECIPE, RunConfig
 from pretrain.config.sources import (
     FLAGS,
-    SETTINGS,
     TEXTS,
     find_ds_config,
     flatten,
     load_recipe,
     make_run,
+    plain_value,
     recipe_names,
 )
-from pretrain.utils.parsing import parse_yaml
+from pretrain.utils.parsing import format_yaml, parse_yaml
+
+GROUPS = {
+    "Task, model and data": "task model init_from heads architecture data document_mask tokenizer data_root "
+    "vocab_size",
+    "Length and batches": "seed steps global_batch_tokens micro_batch",
+    "Learning-rate rules": "lr_rules",
+    "Parallelism": "tensor_parallel sequence_parallel context_parallel",
+    "Speed, memory and precision": "precision activation_checkpointing compile fused attention threads "
+    "deterministic profile",
+    "Skipped updates": "max_skipped_steps skip_spikes",
+    "Measurements and hooks": "diagnostics_every hooks",
+    "Run folder": "name runs_dir resume recipe",
+}
+"""The settings outside of sections, by what they are about; a test finds those that are missing."""
+
+OTHERWISE = ("architecture.vocab_size", "architecture.heads", "architecture.classes")
+"""Fields of a model that other settings give; not listed."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +130,61 @@ def _build_parser() -> CommandParser:
         "computed. The run is the same with and without this flag.",
     )
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # passed by the launcher; ignored
-    helps = documentation(RunConfig)
+    for title, names in GROUPS.items():
+        _add_settings(parser.add_argument_group(title), RunConfig, names.split())
     for section in dataclasses.fields(RunConfig):
         if dataclasses.is_dataclass(section.default_factory):
-            of_section = documentation(section.default_factory).items()
-            helps |= {f"{section.name}.{name}": text for name, text in of_section}
-    for name in FLAGS:
-        help = argparse.SUPPRESS
-        if name in SETTINGS:
-            made = SETTINGS[name].default_factory
-            default = SETTINGS[name].default if made is dataclasses.MISSING else made()
-            help = f"{helps[name]} (default: {default})"
-        parser.add_argument(f"--{name}", metavar="VALUE", help=help)
+            _add_settings(
+                parser.add_argument_group(section.name), section.default_factory, prefix=section.name
+            )
+    model = parser.add_argument_group("architecture", "fields of the model; those not given are the preset's")
+    _add_settings(model, ModelConfig, prefix="architecture")
+    model.add_argument("--architecture.num_layers", metavar="INT", help="Another number of layers.")
     return parser
+
+
+def _add_settings(
+    group: argparse._ArgumentGroup, kind: Any, only: Container[str] = (), prefix: str = ""
+) -> None:
+    """Add the fields of *kind*, or *only* some of them, as flags with their values, texts and defaults."""
+    helps = documentation(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        name = f"{prefix}.{field.name}" if prefix else field.name
+        if name not in FLAGS or (only and field.name not in only):
+            continue
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if name in OTHERWISE:
+            group.add_argument(f"--{name}", help=argparse.SUPPRESS)
+            continue
+        help = helps[field.name]
+        if default not in (None, dataclasses.MISSING) and kind is not ModelConfig:
+            help += f" (default: {yaml_text(default)})"
+        group.add_argument(f"--{name}", metavar=describe_values(hints[field.name]), help=help)
+
+
+def describe_values(hint: Any) -> str:
+    """The placeholder of a flag in help texts, by the type of its field: ``{adamw,muon}``, ``INT``."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return describe_values(parts[0])
+    if origin is Literal:
+        return "{" + ",".join(map(yaml_text, parts)) + "}"
+    if origin in (Union, UnionType):
+        return "|".join(dict.fromkeys(describe_values(part) for part in parts if part is not NoneType))
+    if hint is bool:
+        return "{true,false}"
+    return {int: "INT", float: "FLOAT", tuple: "LIST", dict: "MAPPING", Path: "PATH"}.get(
+        origin or hint, "TEXT"
+    )
+
+
+def yaml_text(value: Any) -> str:
+    """The value of a setting as YAML writes it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(yaml_text, value))}]"
+    return format_yaml(plain_value(value, "default")).removesuffix("...\n").strip()
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from model.declared import explain_error
-from pretrain.config.command_line import CommandParser, documentation
+from pretrain.config.command_line import CommandParser, describe_values, documentation
 
 C = TypeVar("C")
 
@@ -36,6 +36,7 @@ def parse_options(
     """
     parser = CommandParser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
     documented = documentation(kind)
+    hints = get_type_hints(kind, include_extras=True)
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     parser.may_be_empty = {field.name for field in fields if field.default == ""}
     for field in fields:
@@ -50,7 +51,8 @@ def parse_options(
             parser.add_argument(field.name, nargs=count, metavar=field.name.upper(), help=help)
         else:
             several = "+" if field.default == () else None
-            parser.add_argument(f"--{field.name}", metavar="VALUE", nargs=several, help=help)
+            values = describe_values(hints[field.name])
+            parser.add_argument(f"--{field.name}", metavar=values, nargs=several, help=help)
     given = {
         name: text for name, text in vars(parser.parse_args(list(arguments))).items() if text is not None
     }

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from unittest import mock
@@ -12,9 +13,9 @@ import yaml
 
 from model.errors import UserError
 from model.heads import parse_heads
-from pretrain.config.command_line import parse_command_line
+from pretrain.config.command_line import OTHERWISE, parse_command_line
 from pretrain.config.run_config import RunConfig
-from pretrain.config.sources import flatten, make_run
+from pretrain.config.sources import FLAGS, flatten, make_run
 from tests.helpers.launch import ROOT
 from tests.helpers.refusals import refused
 
@@ -207,3 +208,22 @@ def test_verbose_is_a_flag_of_the_command_alone():
     plain, verbose = parse_command_line(["--steps", "5"]), parse_command_line(["--verbose", "--steps", "5"])
     assert (plain.verbose, verbose.verbose) == (False, True)
     assert plain.run == verbose.run and "verbose" not in verbose.run.to_yaml()
+
+
+def test_the_help_has_every_setting_with_its_values(capsys):
+    with pytest.raises(SystemExit):
+        parse_command_line(["--help"])
+    text = capsys.readouterr().out
+    listed = re.findall(r"^  --([a-z_.]+) ", text, re.MULTILINE)
+    assert set(FLAGS) - set(listed) == set(OTHERWISE)
+    assert len(listed) == len(set(listed))
+    for line in (
+        "--optimizer.kind {adamw,muon}",
+        "--compile {auto,true,false}",
+        "--muon.heads {whole,each}|INT",
+        "--steps INT ",
+        "--architecture.ffn_width INT|LIST",
+        "--sequence_parallel {true,false}",
+    ):
+        assert f"\n  {line}" in text
+    assert text.index("\nParallelism:") < text.index("--tensor_parallel INT") < text.index("\noptimizer:")
