@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from model.errors import UserError, quote, suggest
+from model.presets import preset_names
 from pretrain.config.command_line import CommandParser
+from pretrain.config.sources import DS_CONFIGS, recipe_names
 from pretrain.runtime.command import run_command
+from pretrain.study.file import study_names
 
 PROGRAM = "head-schedules"
 TRAIN = "train a model, or resume a run, on one process"
@@ -46,7 +49,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "study": ("pretrain.study.command", "train and compare variants over seeds"),
 }
 """Module with a ``main`` and description of each command except train."""
-FLAG = re.compile(r"(?<![\w-])--[a-z][\w.]*")
+FLAG = re.compile(r"^  (?:-\w, )?(--[a-z][\w.]*)(?: \{([^}]*)\})?", re.MULTILINE)
+"""A flag and the values that it takes, as argparse lists them."""
 WORDS = re.compile(r"^    ([a-z]\w*)  ", re.MULTILINE)
 """Subcommands, as argparse lists them."""
 
@@ -107,18 +111,25 @@ def completion(shell: str) -> str:
 
     It holds the names that exist now: print it again after an update.
     """
-    names = ["train", *COMMANDS, "completion"]
-    cases = [f"    {name}) words={_quote_words(_words(name))} ;;" for name in names if name != "completion"]
+    texts = {name: help_texts(name) for name in ("train", *COMMANDS)}
+    names = [*texts, "completion"]
+    cases = [f"    {name}) words={_quote_words(_words(texts, name))} ;;" for name in texts]
     cases.append(f"    completion) words={_quote_words(SHELLS)} ;;")
+    values = [f"    {flag}) words={_quote_words(each)} ;;" for flag, each in _values(texts).items()]
+    studies = _quote_words(study_names())
     lines = [
         *(ZSH if shell == "zsh" else []),
         "_head_schedules() {",
-        '  local words="" current="${COMP_WORDS[COMP_CWORD]}"',
+        '  local words="" current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"',
         '  if [ "$COMP_CWORD" = 1 ]; then',
         f"    words={_quote_words(names)}",
         "  else",
         '    case "${COMP_WORDS[1]}" in',
         *(f"  {case}" for case in cases),
+        "    esac",
+        f'    if [ "${{COMP_WORDS[1]}} $COMP_CWORD" = "study 3" ]; then words+=" "{studies}; fi',
+        '    case "$previous" in',
+        *(f"  {case}" for case in values),
         "    esac",
         "  fi",
         '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
@@ -132,12 +143,26 @@ def _quote_words(words: Iterable[str]) -> str:
     return '"' + " ".join(words) + '"'
 
 
-def _words(name: str) -> list[str]:
-    """Subcommands and flags of a command, from its help texts."""
-    texts = help_texts(name)
-    return list(
-        dict.fromkeys([*list(texts)[1:], *(flag for each in texts.values() for flag in FLAG.findall(each))])
-    )
+def _words(texts: Mapping[str, Mapping[str, str]], name: str) -> list[str]:
+    """Subcommands and flags of a command, from its help texts; those of train also for plan."""
+    flags = [match[1] for text in texts[name].values() for match in FLAG.finditer(text)]
+    named: Iterable[str] = list(texts[name])[1:]
+    if name == "presets":
+        named = [*named, *preset_names()]
+    if name == "plan":
+        flags += _words(texts, "train")
+    return list(dict.fromkeys([*named, *flags]))
+
+
+def _values(texts: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """What follows a flag, where that is a choice among few names."""
+    ds_configs = sorted(path.stem for path in DS_CONFIGS.glob("*.json"))
+    values = {"--config": recipe_names(), "--model": preset_names(), "--ds_config": ds_configs}
+    for text in (text for each in texts.values() for text in each.values()):
+        for flag, choices in FLAG.findall(text):
+            if choices:
+                values.setdefault(flag, []).extend(choices.split(","))
+    return {flag: list(dict.fromkeys(each)) for flag, each in values.items()}
 
 
 def help_texts(name: str) -> dict[str, str]:

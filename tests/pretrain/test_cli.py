@@ -82,7 +82,15 @@ def test_completion_in_a_real_bash():
     assert sorted(completed(script, "head-schedules", "pl")) == ["plan", "plot"]
     assert completed(script, "head-schedules", "study", "re") == ["report", "record"]
     assert "--parallel" in completed(script, "head-schedules", "study", "run", "--p")
-    assert "--optimizer.learning_rate" in completed(script, "head-schedules", "train", "--optimizer.l")
+    for command in ("train", "plan"):
+        assert completed(script, "head-schedules", command, "--muon.l") == ["--muon.learning_rate"]
+    assert "modern-124m" in completed(script, "head-schedules", "train", "--config", "modern")
+    assert completed(script, "head-schedules", "train", "--optimizer.kind", "mu") == ["muon"]
+    assert completed(script, "head-schedules", "convert", "--format", "q") == ["qwen3"]
+    assert completed(script, "head-schedules", "prepare", "--format", "jsonl") == ["jsonl"]
+    assert completed(script, "head-schedules", "study", "run", "llr") == ["llr-small"]
+    assert completed(script, "head-schedules", "presets", "prism-na") == ["prism-nano"]
+    assert completed(script, "head-schedules", "prepare", "--text.") == []
     assert completed(script, "head-schedules", "completion", "z") == ["zsh"]
     assert completed(script, "head-schedules", "convert", "runs/a") == []  # bash offers files
     assert "\nautoload -U +X bashcompinit && bashcompinit\n" in cli.completion("zsh")
