@@ -8,6 +8,7 @@ Commands that print what to type next use this spelling.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import importlib.metadata
@@ -33,18 +34,18 @@ ZSH = (
 )
 BASH = "~/.local/share/bash-completion/completions"
 SHELLS = {
-    "bash": f"mkdir -p {BASH}; {PROGRAM} completion bash > {BASH}/{PROGRAM}",
-    "zsh": f"{PROGRAM} completion zsh > ~/.{PROGRAM}.zsh, and source it in ~/.zshrc",
+    "bash": f"  mkdir -p {BASH}; {PROGRAM} completion bash > {BASH}/{PROGRAM}",
+    "zsh": f"  {PROGRAM} completion zsh > ~/.{PROGRAM}.zsh; echo 'source ~/.{PROGRAM}.zsh' >> ~/.zshrc",
 }
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "convert": ("pretrain.convert", "checkpoints to Hugging Face format, and back"),
-    "evaluate": ("pretrain.evaluation.command", "zero-shot scores, with lm-eval"),
+    "convert": ("pretrain.convert", "convert checkpoints to and from Hugging Face"),
+    "evaluate": ("pretrain.evaluation.command", "score models with lm-eval, zero-shot or few-shot"),
     "diagnose": ("pretrain.diagnostics.command", "measure attention, residual writes and weights by layer"),
-    "growth": ("pretrain.growth.__main__", "what grew, and what each head is worth"),
-    "plot": ("pretrain.plots.command", "curves of runs, side by side"),
-    "presets": ("pretrain.presets", "the available models, and pictures of them"),
-    "prepare": ("pretrain.prepare.command", "a corpus from your text, or from the hub"),
-    "plan": ("pretrain.plan.command", "memory, communication and time of a run"),
+    "growth": ("pretrain.growth.__main__", "report what grew, and what each head is worth"),
+    "plot": ("pretrain.plots.command", "draw the curves of runs, side by side"),
+    "presets": ("pretrain.presets", "list the available models, and draw them"),
+    "prepare": ("pretrain.prepare.command", "make a corpus from your text, or from the hub"),
+    "plan": ("pretrain.plan.command", "compute memory, communication and time of a run"),
     "generate": ("pretrain.generate", "continue a text with a trained model"),
     "study": ("pretrain.study.command", "train and compare variants over seeds"),
 }
@@ -74,7 +75,7 @@ def _answer(arguments: list[str]) -> None:
     """What is not handed on: help, the version, completion, and unknown commands."""
     parser = CommandParser(
         prog=PROGRAM,
-        description="Pretrain decoders with any number of heads in each layer. COMMAND --help says more.",
+        description="Pretrain decoders whose layers differ. Run COMMAND --help for its options.",
         allow_abbrev=False,
     )
     version = importlib.metadata.version("head-schedules")
@@ -86,9 +87,17 @@ def _answer(arguments: list[str]) -> None:
         raise UserError(f"command: {quote(arguments[0])} is not valid; commands are {valid}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in every.items():
-        made = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+        epilog = "\n".join(["install it with:", *SHELLS.values()]) if name == "completion" else None
+        made = subparsers.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # commands are not wrapped
+            allow_abbrev=False,
+        )
         if name == "completion":
-            made.add_argument("shell", choices=list(SHELLS), help="; ".join(SHELLS.values()))
+            made.add_argument("shell", choices=list(SHELLS))
     options = parser.parse_args(arguments)
     if options.command == "completion":
         print(completion(options.shell), end="")

@@ -74,7 +74,7 @@ def _add_model_flags(parser: CommandParser) -> Callable[..., Any]:
     sources = "preset (head-schedules presets lists them), a .json file of its fields, or a run's folder"
     add("--model", required=True, help=sources)
     add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
-    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="of activations (bf16)")
+    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="dtype of the activations (bf16)")
     return add
 
 
@@ -132,7 +132,7 @@ def run_allocations(arguments: list[str]) -> None:
     add("allocation", nargs="*", help="such as tapered(2048, start=1.25, end=0.75) (default: every name)")
     add("--mean", type=int, default=2048, help="width of a layer of the uniform model (2048)")
     add("--layers", type=int, default=12, help="number of layers (12)")
-    add("--multiple", type=int, default=MULTIPLE, help=f"of the widths ({MULTIPLE})")
+    add("--multiple", type=int, default=MULTIPLE, help=f"multiple that widths are rounded to ({MULTIPLE})")
     add("--plot", metavar="FILE", help="draw them, for example allocations.png")
     options = parser.parse_args(arguments)
     for name in ("mean", "layers", "multiple"):

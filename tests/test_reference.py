@@ -71,7 +71,7 @@ def test_schemas_are_written_and_linked(tmp_path):
 
 def test_flags_of_other_projects_are_listed():
     page = reference.flags_page()
-    assert "| `adam_epsilon`, `--adam-epsilon` | `--optimizer.eps` |" in page
+    assert "`adam_epsilon`, `--adam-eps`, `--adam-epsilon` | `--optimizer.eps` |" in page
     assert "`hidden_size`, `n_embd`" in page and "`--micro-batch-size`" in page
 
 

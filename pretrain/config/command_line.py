@@ -101,8 +101,8 @@ def _build_parser() -> CommandParser:
         allow_abbrev=False,
         description="Pretrain a decoder with any head count per layer. Recipes: "
         + ", ".join(recipe_names())
-        + ". The defaults below are those of a recipe that leaves the field out. They are not the default "
-        f"run's: its recipe, {DEFAULT_RECIPE}, sets some of them, and --print_config shows what it uses.",
+        + ". Defaults apply to fields that a recipe leaves out. Without --config the recipe is "
+        f"{DEFAULT_RECIPE}, which sets some of them: --print_config shows what a run uses.",
     )
     parser.other_names = OTHER_NAMES
     parser.add_argument(

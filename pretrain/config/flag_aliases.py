@@ -10,7 +10,7 @@ from model.errors import NEAR, suggest
 
 MEANT = (
     ("adam_beta1 adam_beta2 beta1 beta2", "--optimizer.betas"),
-    ("adam_epsilon", "--optimizer.eps"),
+    ("adam_eps adam_epsilon", "--optimizer.eps"),
     (
         "batch_size",
         "--micro_batch (sequences per forward pass, as in nanoGPT) or --global_batch_tokens (tokens per step "
@@ -42,6 +42,7 @@ MEANT = (
     ),
     ("group_query_attention", "--architecture.kv_heads, key/value heads of each layer"),
     ("hidden_size n_embd d_model", "--architecture.d_model"),
+    ("kv_channels", "--architecture.head_dim, of all layers or of each"),
     ("init_method_std initializer_range", "--architecture.init_std"),
     ("log_interval logging_steps", "--logging.every"),
     ("lr", "--optimizer.learning_rate"),
@@ -98,6 +99,12 @@ MEANT = (
         "warmup_ratio warmup_steps warmup_iters lr_warmup_iters lr_warmup_fraction lr_warmup_samples",
         "--schedule.warmup, in steps or as a fraction of the run",
     ),
+    (
+        "window_size sliding_window window_attn_skip_freq",
+        "--architecture.local_window, the tokens that a query sees, of each layer",
+    ),
+    ("no_rope_freq", "--architecture.rope_base, null in layers without positions"),
+    ("bias add_bias_linear", "--architecture.attention_bias and --architecture.ffn_bias"),
     ("weight_decay", "--optimizer.weight_decay"),
 )
 """What transformers, nanoGPT and Megatron-LM call a setting, and the flag of main.py."""
@@ -109,6 +116,8 @@ ABSENT = (
     ),
     ("expert_model_parallel_size num_experts", "there is no mixture of experts"),
     ("fp8_format fp8", "there is no FP8 training"),
+    ("device", "there is no such flag: devices are detected; set CUDA_VISIBLE_DEVICES or DS_ACCELERATOR=cpu"),
+    ("decay_lr", "every schedule decays, to --schedule.minimum of the peak"),
     ("pipeline_model_parallel_size pp", "there is no pipeline parallelism"),
 )
 """Settings of theirs that have no flag here, and why."""

@@ -198,8 +198,8 @@ class RunConfig:
     """Consecutive updates skipped for a non-finite loss or gradient, or as spikes, after which the run
     stops."""
     skip_spikes: NonNegativeFloat = 0.0
-    """Skip updates whose loss or gradient norm lies so many standard deviations above the last 128 steps
-    (OLMo: 6); 0 skips none."""
+    """Skip updates whose loss or gradient norm is this many standard deviations above the mean of the last
+    128 steps (OLMo: 6); 0 skips none."""
     profile: str | None = None
     """Steps to trace with torch.profiler, FIRST:LAST, both included, such as 10:12. A trace for each rank is
     written into the run folder's profile/, on a GPU with a snapshot of its memory."""

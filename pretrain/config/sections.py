@@ -243,13 +243,14 @@ class LLRConfig:
     high: PositiveFloat = 5.0
     """Factor of the largest exponent, and of embeddings and head."""
     every: PositiveFloat = 100
-    """Length between two measurements."""
+    """Steps, or a fraction of the run, between two measurements."""
     until: NonNegativeFloat = 0.2
-    """Length after which nothing is measured; 0 measures only before the first step."""
+    """Steps, or a fraction of the run, after which nothing is measured; 0 measures only before
+    the first step."""
     transition: NonNegativeFloat = 50
-    """Length over which factors move to new ones."""
+    """Steps, or a fraction of the run, over which factors move to new ones."""
     least: PositiveInt = 50
-    """Matrices of fewer singular values keep the base rate."""
+    """Matrices with fewer singular values keep the base rate."""
 
     def __post_init__(self) -> None:
         if self.high < self.low:

@@ -54,13 +54,13 @@ class EvaluationOptions:
     step: NonNegativeInt | None = None
     """which checkpoint of a run (default: the newest valid one)"""
     last: PositiveInt = 1
-    """score so many of a run's newest checkpoints, and report the means of their scores, which vary less"""
+    """score this many of a run's newest checkpoints, and report the means of their scores, which vary less"""
     limit: PositiveInt | None = None
     """at most this many items of each task, for a first look"""
     batch_tokens: PositiveInt | None = None
     """tokens of a forward pass (default: by the device's memory)"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """to compute in: float32, bfloat16, float16 (default: as exported; float32, on GPUs TF32, for a run)"""
+    """dtype of the computation (default: as exported; for a run float32, on GPUs TF32)"""
     out: str | None = None
     """where to write the results as JSON (default: inside the folder)"""
     follow: bool = False

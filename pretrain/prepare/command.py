@@ -59,9 +59,9 @@ class PrepareOptions:
     """builtin (the running Python's standard library), a dataset on the Hugging Face hub, or a local folder
     that the datasets library reads"""
     subset: str | None = None
-    """of the dataset, such as sample-10BT"""
+    """subset of the dataset, such as sample-10BT"""
     split: str | None = None
-    """of the dataset (default: train)"""
+    """split of the dataset (default: train)"""
     revision: str | None = None
     """branch, tag or commit of the dataset"""
     column: str | None = None
@@ -74,7 +74,7 @@ class PrepareOptions:
     tokenizer: str | None = None
     """tokenizer folder, SentencePiece .model file, or hub name such as gpt2"""
     train_tokenizer: int | None = None
-    """train a SentencePiece tokenizer of so many entries (default: 4096)"""
+    """train a SentencePiece tokenizer with this many entries (default: 4096)"""
     lossy_tokenizer: bool = False
     """accept a tokenizer whose decoded tokens differ from the text, such as one that lower-cases it"""
     validation_fraction: float | None = None
@@ -87,7 +87,7 @@ class PrepareOptions:
     drop_duplicates: bool = False
     """keep the first of documents with equal text only"""
     max_tokens: int | None = None
-    """stop before the document that would exceed so many tokens in all"""
+    """stop before the document that would exceed this many tokens in all"""
     processes: PositiveInt | None = None
     """processes that tokenize (default: as many as cores); the output does not depend on it"""
     shard: Annotated[str, Field(pattern=r"^\d+/\d+$")] | None = None
@@ -101,7 +101,7 @@ class CorpusOptions:
     folder: str
     """corpus folder, or the prefix of a .bin/.idx pair"""
     tokenizer: str | None = None
-    """of a .bin/.idx pair, which does not say it"""
+    """tokenizer of a .bin/.idx pair, which does not name it"""
 
 
 def _check_source(options: PrepareOptions) -> None:

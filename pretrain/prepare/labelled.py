@@ -41,7 +41,7 @@ class LabelledOptions:
     """characters, or a tokenizer's folder, SentencePiece .model file or hub name (default: characters for
     FASTA, else one is trained)"""
     train_tokenizer: int | None = None
-    """train a SentencePiece tokenizer of so many entries on the training examples (default: 2048)"""
+    """train a SentencePiece tokenizer with this many entries on the training examples (default: 2048)"""
     lossy_tokenizer: bool = False
     """accept a tokenizer whose decoded tokens differ from the text, such as one that lower-cases it"""
 
