@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from model.errors import UserError, quote, suggest
 
+PERMUTED = "permuted(tapered(2048), seed=1)"
 MULTIPLE = 64
 """Of widths, unless another is given."""
 LARGEST_SIZE = 2**31 - 1
@@ -296,11 +297,13 @@ def parse_allocation(text: str, multiple: int = MULTIPLE, blocks: bool = False) 
         given = _keywords(call, {"seed": int})
         seed = int(given.get("seed", 0))
         if len(call.args) != 1:
-            raise _not_valid("permuted takes one allocation")
+            raise UserError(f"permuted takes one allocation and a seed, such as {PERMUTED}")
         call = call.args[0]
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
         raise _not_valid("it is no NAME(MEAN)")
     name = call.func.id
+    if name == "permuted":
+        raise UserError(f"permuted is given twice; write it once, such as {PERMUTED}")
     if name not in PROFILES:
         raise UserError(
             f"{quote(name)} is unknown; give one of {', '.join(PROFILES)}, or permuted of one"
@@ -327,6 +330,8 @@ def _keywords(call: ast.Call, types: dict[str, type]) -> dict[str, Any]:
         name, node = str(keyword.arg), keyword.value
         if name not in types:
             known = f"give {', '.join(types)}" if types else "it has no parameters"
+            if name == "seed":
+                raise UserError(f"seed is for permuted, such as {PERMUTED}")
             raise _not_valid(f"{name} is unknown; {known}{suggest(name, types)}")
         value: Any = node.value if isinstance(node, ast.Constant) else None
         admitted = (int,) if types[name] is int else (int, float)

@@ -37,6 +37,8 @@ def check_model(config: ModelConfig) -> None:
                 f"{name}: {len(schedule)} layers given, but heads has {config.num_layers}; "
                 f"{name} must have {config.num_layers} values"
             )
+    if config.rope_scaling is not None and config.attention_layers and not config.rotary_kinds:
+        raise UserError("rope_scaling: no layer has positions (rope_base null); leave it out")
     if isinstance(config.rope_scaling, YarnScaling):
         for layer in config.attention_layers:
             if (base := config.layer_base(layer)) is not None and base <= 1:

@@ -95,7 +95,7 @@ class ModelConfig:
     Unused with learned positions. Not given by the Prism paper."""
     rotary_share: Shares = 1.0
     """Which share of a head's dims is rotated, from the first on, of all layers or of each (partial rotary:
-    GPT-NeoX); an even number of dims."""
+    GPT-NeoX); an even number of dims. Unused with learned positions."""
     rope_scaling: RopeScaling | None = None
     """Longer rotary wavelengths: llama3, linear or yarn; None leaves them as they are."""
     qk_norm: QKNorm = "none"
@@ -352,8 +352,8 @@ class ModelConfig:
             parts.append(f"KV heads {format_heads(self.kv_heads)}")
         if self.head_dim is not None:
             parts.append(f"head dim {format_heads(self.head_dim)}")
-        if isinstance(self.ffn_width, tuple):
-            parts.append(f"FFN width {format_heads(self.ffn_width)}")
+        if isinstance(self.ffn_width, tuple) or not self.ffn_width:
+            parts.append(f"FFN width {format_heads(self.ffn_widths)}")
         if self.block_width is not None:
             parts.append(f"block width {format_heads(self.block_widths)}")
         if any(self.local_window or ()):

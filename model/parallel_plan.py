@@ -103,13 +103,16 @@ def check_tensor_parallel(
         if width % tensor_parallel:
             common_divisor = math.gcd(world_size, *(width for _, width in widths))
             others = [width for name, width in widths if "ffn_width" not in name]
-            allocated = ""
-            if "ffn_width (" in name and all(width % tensor_parallel == 0 for width in others):
-                multiple = _allocation_multiple(config.ffn_widths, tensor_parallel)
-                allocated = f"; an allocation by name takes multiple={multiple}"
+            advice = ""
+            if "ffn_width" in name and all(width % tensor_parallel == 0 for width in others):
+                below = width // tensor_parallel * tensor_parallel
+                advice = f"; or a width of {below} or {below + tensor_parallel}"
+                if "(" in name:
+                    multiple = _allocation_multiple(config.ffn_widths, tensor_parallel)
+                    advice += f"; an allocation by name takes multiple={multiple}"
             raise UserError(
                 f"tensor_parallel: {tensor_parallel} does not divide {name} {width}; nearest valid: "
-                f"{describe_nearest(tensor_parallel, divisors(common_divisor))}{allocated}"
+                f"{describe_nearest(tensor_parallel, divisors(common_divisor))}{advice}"
             )
 
 

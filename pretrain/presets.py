@@ -74,7 +74,12 @@ def _add_model_flags(parser: CommandParser) -> Callable[..., Any]:
     sources = "preset (head-schedules presets lists them), a .json file of its fields, or a run's folder"
     add("--model", required=True, help=sources)
     add("--heads", help="head schedule in place of the preset's, such as 3x2,6x2,8x2,12x6")
-    add("--dtype", choices=sorted(DTYPE_BYTES), default="bf16", help="dtype of the activations (bf16)")
+    add(
+        "--dtype",
+        choices=sorted(DTYPE_BYTES),
+        default="bf16",
+        help="dtype of activations (default: bf16)",
+    )
     return add
 
 
@@ -96,7 +101,7 @@ def run_exchange(arguments: list[str]) -> None:
     )
     add = _add_model_flags(parser)
     add("--tensor_parallel", type=int, required=True, help="t: ranks that share the model")
-    add("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (8)")
+    add("--micro_batch", type=int, default=8, help="B: sequences per rank and pass (default: 8)")
     options = parser.parse_args(arguments)
     if not 0 < options.micro_batch <= LARGEST_SIZE:
         valid = f"give a positive number of at most {LARGEST_SIZE:,}"
@@ -130,9 +135,14 @@ def run_allocations(arguments: list[str]) -> None:
     )
     add = parser.add_argument
     add("allocation", nargs="*", help="such as tapered(2048, start=1.25, end=0.75) (default: every name)")
-    add("--mean", type=int, default=2048, help="width of a layer of the uniform model (2048)")
-    add("--layers", type=int, default=12, help="number of layers (12)")
-    add("--multiple", type=int, default=MULTIPLE, help=f"multiple that widths are rounded to ({MULTIPLE})")
+    add("--mean", type=int, default=2048, help="width of a layer of the uniform model (default: 2048)")
+    add("--layers", type=int, default=12, help="number of layers (default: 12)")
+    add(
+        "--multiple",
+        type=int,
+        default=MULTIPLE,
+        help=f"widths are multiples of it (default: {MULTIPLE})",
+    )
     add("--plot", metavar="FILE", help="draw them, for example allocations.png")
     options = parser.parse_args(arguments)
     for name in ("mean", "layers", "multiple"):

@@ -99,7 +99,7 @@ def open_run(
             saved_model, model_config = continue_model(run, asked_model, newest.state)
             rates = GroupRates(run_groups(run, model_config), run)
             decisions = decide(run, ds_config, model_config, newest.state, gather_facts(run, world))
-            notes = settle_machine(decisions, world)
+            notes = [*run.unused_settings(), *settle_machine(decisions, world)]
             state = next_state(newest.state, run, decisions, data, world)
             loading = plan_loading(newest, state, run, saved_model, data.tokenizer, world)
             session = Session(

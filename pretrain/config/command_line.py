@@ -195,6 +195,12 @@ class CommandParser(argparse.ArgumentParser):
     may_be_empty: Container[str] = ()
     """Arguments whose value may be an empty text."""
 
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """As argparse, with a flag's type as its placeholder: ``--nodes INT``."""
+        if "type" in options and names[0].startswith("-") and "choices" not in options:
+            options.setdefault("metavar", describe_values(options["type"]))
+        return super().add_argument(*names, **options)
+
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """The values of an argument, as argparse reads them; empty texts, and bytes that are not text, are
         rejected."""

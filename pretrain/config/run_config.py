@@ -301,6 +301,19 @@ class RunConfig:
         rules += f"-growth_{self.growth.criterion}" if self.growth.active else ""
         return self.name or f"{self.recipe}-{model}{rules}-s{self.seed}"
 
+    def unused_settings(self) -> list[str]:
+        """A note for each section that is given and not read, since it is turned off."""
+        notes = []
+        for section, switch, config in (
+            ("growth", "criterion", self.growth),
+            ("llr", "apply", self.llr),
+        ):
+            values, defaults = to_dict(config), to_dict(type(config)())
+            given = [f"{section}.{name}" for name in values if values[name] != defaults[name]]
+            if given and not config.active:
+                notes.append(f"{', '.join(given)}: not used, since {section}.{switch} is none")
+        return notes
+
     @property
     def folder(self) -> Path:
         """The run folder, ``runs_dir/run_name``."""

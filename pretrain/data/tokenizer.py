@@ -46,7 +46,7 @@ _CHUNK = 4000  # characters per "sentence" handed to the trainer
 SPACE_MARK = "\u2581"  # how SentencePiece writes a space inside a piece
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _END_TOKENS = [END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>"]
-_HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
+_HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", SENTENCEPIECE_FILE]
 
 
 class Tokenizer(ABC):
@@ -374,22 +374,6 @@ class HuggingFaceTokenizer(Tokenizer):
         known = own_name if own_name and isinstance(own_name, str) else Path(os.path.realpath(root)).name
         return cls(backend, name or known, end, split)
 
-    @classmethod
-    def from_hub(cls, name: str) -> HuggingFaceTokenizer:
-        """Fetch the tokenizer files of the hub repository *name* (or take them from the local cache)."""
-        check_variables("hub")
-        import huggingface_hub
-
-        try:
-            folder = huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES)
-        except Exception as error:  # no network, no such name, not a name: one message for the user
-            raise UserError(
-                f"tokenizer: {name!r} is not a local folder and cannot be fetched from the Hugging Face hub "
-                f"({type(error).__name__}); valid: a folder with tokenizer.model, tokenizer.json, "
-                "or vocab.json and merges.txt, or a hub name while online"
-            ) from error
-        return cls.from_folder(folder, name)
-
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 
@@ -473,15 +457,34 @@ def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     Raises UserError if there is none.
     """
     path = Path(source)
-    model = path / SENTENCEPIECE_FILE
     if path.is_dir():
-        if os.path.lexists(model) and not os.path.lexists(path / "tokenizer.json"):
-            return SentencePieceTokenizer(read_file(model), file=model)
-        return HuggingFaceTokenizer.from_folder(path)
+        return _load_folder(path)
     if os.path.lexists(path):
         if path.suffix != ".model":
             raise UserError(
                 f"tokenizer: {str(path)!r} is a file; valid: a folder, or a SentencePiece .model file"
             )
         return SentencePieceTokenizer(read_file(path), file=path)
-    return HuggingFaceTokenizer.from_hub(os.fspath(source))
+    return _load_folder(_fetch_from_hub(os.fspath(source)), os.fspath(source))
+
+
+def _load_folder(path: Path, name: str | None = None) -> Tokenizer:
+    model = path / SENTENCEPIECE_FILE
+    if os.path.lexists(model) and not os.path.lexists(path / "tokenizer.json"):
+        return SentencePieceTokenizer(read_file(model), file=model)
+    return HuggingFaceTokenizer.from_folder(path, name)
+
+
+def _fetch_from_hub(name: str) -> Path:
+    """Fetch the tokenizer files of the hub repository *name*, or take them from the local cache."""
+    check_variables("hub")
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # no network, no such name, not a name: one message for the user
+        raise UserError(
+            f"tokenizer: {name!r} is not a local folder and cannot be fetched from the Hugging Face hub "
+            f"({type(error).__name__}); valid: a folder with tokenizer.model, tokenizer.json, "
+            "or vocab.json and merges.txt, or a hub name while online"
+        ) from error

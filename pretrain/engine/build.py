@@ -23,7 +23,7 @@ from model.initialization import initialize
 from model.process_grid import ProcessGrid
 from model.transformer import Fused, Transformer
 from pretrain.config.run_config import RunConfig
-from pretrain.engine.compiling import compile_network
+from pretrain.engine.compiling import compile_network, find_missing_compiler
 from pretrain.engine.deepspeed_logging import quiet_start, show_requested_logs
 from pretrain.engine.ds_config import is_offloaded
 from pretrain.engine.matrix_exchange import connect_muon
@@ -92,6 +92,11 @@ def build_run_optimizer(
     """Build the run's optimizer, whose groups have names, over the parameters of *network*."""
     offload = is_offloaded(ds_config["zero_optimization"], "offload_optimizer")
     if offload and run.optimizer.kind == "adamw":
+        if missing := find_missing_compiler(torch.device("cpu")):
+            raise UserError(
+                f"ds_config: offload_optimizer with AdamW compiles DeepSpeed's CPU Adam, and {missing}; "
+                "install it, or give a ds_config without offload_optimizer"
+            )
         lock_by_process()  # DeepSpeed compiles its optimizer
     groups = parameter_groups(network, run.optimizer, run.lr_rules, run.llr.active)
     optimizer = build_optimizer(groups, run.optimizer, offload, run.muon)

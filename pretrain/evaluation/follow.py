@@ -62,7 +62,7 @@ class Follower:
         self.folder, self.settings, self.timeout = folder, settings, timeout
         self._signs: list[int] = []
         self._quiet_since = time.monotonic()
-        self._file = MetricsFile(folder / EVALUATION_NAME)
+        self._file = MetricsFile(folder / EVALUATION_NAME, then="scoring continues")
         self._passed_over: set[Found] = set()
         self._scored: set[Found] | None = None
 
@@ -127,7 +127,10 @@ class Follower:
 
         Raises:
             UserError: nothing is scored, since every checkpoint was passed over.
+            MachineError: scores are not in the file, since it could not be written.
         """
+        if self._file.incomplete:
+            raise MachineError(f"cannot write {self._file.path}; the same command scores again what it lacks")
         scored, passed_over = len(self._scored or ()), len(self._passed_over)
         if passed_over and not scored:
             raise UserError(

@@ -75,11 +75,16 @@ class MetricsFile:
     Args:
         path: the file; it is created with the first row.
         report: where to say that rows cannot be written.
+        then: what happens nevertheless.
     """
 
-    def __init__(self, path: Path, report: Callable[[str], object] = print) -> None:
+    def __init__(
+        self, path: Path, report: Callable[[str], object] = print, then: str = "training continues"
+    ) -> None:
         self.path = path
-        self._report = report
+        self.incomplete = False
+        """Whether the last rows could not be written."""
+        self._report, self._then = report, then
         self._file: IO[bytes] | None = None
         self._failed = False
         self._rows: list[dict[str, Any]] = []
@@ -107,9 +112,11 @@ class MetricsFile:
                 data = data[self._file.write(data) :]
             self._file.truncate()
             self._place, self._rows = self._place + sum(map(len, lines[:-1])), self._rows[-1:]
+            self.incomplete = False
         except OSError as error:
+            self.incomplete = True
             if not self._failed:
-                self._report(f"warning: cannot write {self.path} ({error.strerror}); training continues")
+                self._report(f"warning: cannot write {self.path} ({error.strerror}); {self._then}")
             self._failed = True
 
     def truncate_after(self, step: int) -> int:

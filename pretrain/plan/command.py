@@ -56,12 +56,12 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, RunCon
         "head-schedules train (its --help lists them) and these:",
     )
     add = parser.add_argument
-    add("--nodes", type=int, default=1, help="machines (1)")
-    add("--gpus_per_node", type=int, default=1, help="GPUs, and ranks, of each (1)")
-    add("--gpu", help=f"one of {', '.join(GPUS)} (h100)")
+    add("--nodes", type=int, default=1, help="machines (default: 1)")
+    add("--gpus_per_node", type=int, default=1, help="GPUs, and ranks, of each machine (default: 1)")
+    add("--gpu", metavar="{" + ",".join(GPUS) + "}", help="kind of GPU (default: h100)")
     add("--gpu_memory", type=float, metavar="GIB", help="memory of a GPU, in place of --gpu's")
     add("--peak_tflops", type=float, help="dense peak of a GPU, in place of its data sheet's")
-    add("--mfu", type=float, help="share of the peak that such a run was measured to reach; gives the time")
+    add("--mfu", type=float, help="share of the peak that such a run reaches; predicts the time")
     add(
         "--rates",
         metavar="FILE",

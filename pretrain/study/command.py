@@ -70,7 +70,7 @@ def build_parser() -> Parser:
     made["record"].add_argument("--to", type=Path, metavar="FILE", help=to)
     add = made["task"].add_argument
     add("number", metavar="N", help="number of the run, from 0; 'only' in a study of one run")
-    add("--ranks", type=int, metavar="N", help="also print how many of so many ranks it can use")
+    add("--ranks", type=int, metavar="N", help="also print how many of N ranks it can use")
     return parser
 
 

@@ -131,6 +131,16 @@ def test_the_remainder_goes_to_the_largest_errors_of_rounding():
     assert round_to_budget([1.2, 1.2, 0.6], 40 / 3, 10) == [10, 20, 10]
 
 
+def test_a_layer_of_one_multiple_may_get_the_remainder():
+    # 1.4, 1.4, 1.2 units of 10: rounded to 1 each, one too few.
+    assert round_to_budget([1.05, 1.05, 0.9], 40 / 3, 10) == [20, 10, 10]
+
+
+def test_a_permutation_depends_on_its_seed():
+    one, other = (widths(f"permuted(tapered(2048), seed={seed})", 12) for seed in (1, 2))
+    assert one == widths("permuted(tapered(2048), seed=1)", 12) != other
+
+
 def test_one_meaning():
     uniform = preset("uniform-124m")
     by_name, by_list = (
@@ -147,6 +157,9 @@ WRONG = {
     "tapred(3)": "'tapred' is unknown; give one of uniform, tapered",
     "tapered()": "the mean of the layers comes first",
     "tapered(1.5)": "the mean of the layers comes first",
+    "permuted(permuted(tapered(64)))": "permuted is given twice; write it once",
+    "permuted(tapered(64), 3)": "permuted takes one allocation and a seed, such as permuted",
+    "permuted(tapered(64, seed=3))": "seed is for permuted, such as permuted(tapered(2048), seed=1)",
     "tapered(64, stat=1)": "stat is unknown; give layers, multiple, start, end; did you mean 'start'?",
     "tapered(64, start=-1)": "start is not a number from 1e-06",
     "tapered(64, layers=3)": "layers=3, and the model has 12",

@@ -37,6 +37,10 @@ BAD = {
         "rope_scaling": dict.fromkeys(("low_freq_factor", "high_freq_factor", "factor"), 4.0)
         | {"type": "llama3", "original_context_length": 8}
     },
+    "rope_scaling: no layer … leave it out": {
+        "rope_base": None,
+        "rope_scaling": {"type": "linear", "factor": 4},
+    },
     "rope_scaling: … no wavelengths": {
         "positions": "learned",
         "rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 4}
@@ -132,6 +136,7 @@ def test_summary():
         "head dim 8x3, attention windows all,8,8, d_model 48, context 64"
     )
     assert "KV" not in llama().summary() and "windows" not in llama().summary()
+    assert "FFN width 0x3" in llama(heads=(2, 3, 4), ffn_width=0).summary()
     positions = llama(heads=(2, 3, 4), rope_base="1e6,null,1e4", rotary_share=(0.5, 1, 0.5)).summary()
     assert "rotary base 1e+06,null,10000, rotary share 0.5,1,0.5, d_model" in positions
     assert "rotary" not in llama(rope_base=500.0).summary()
@@ -255,6 +260,19 @@ def test_flops_by_hand():
     # Given head dims change the width of attention and of its matrices: A = 2 * 10 in the first layer.
     changed = llama(head_dim=(10, 16, 12))
     assert changed.flops_per_token() == expected - 6 * 4 * 48 * 28 - 12 * 64 * 28
+
+
+def test_counts_of_element_gates_and_of_query_norms():
+    shape = {"heads": (5, 7, 1), "head_dim": (6, 8, 10)}
+    plain, gated = llama(**shape), llama(**shape, attention_gate="element")
+    assert gated.num_parameters() - plain.num_parameters() == 48 * (30 + 56 + 10)
+    assert gated.flops_per_token() - plain.flops_per_token() == 6 * 48 * (30 + 56 + 10)
+    normed = llama(**shape, qk_norm="weighted")
+    assert normed.num_parameters() - plain.num_parameters() == 2 * (6 + 8 + 10)
+
+
+def test_flops_of_a_classifier_have_its_own_head():
+    assert llama().flops_per_token() - llama(classes=3).flops_per_token() == 6 * (260 - 3) * 48
 
 
 @pytest.mark.parametrize("name", list(BLOCKS))

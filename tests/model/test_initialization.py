@@ -34,6 +34,15 @@ def test_statistics_by_role():
             assert abs(value.mean().item()) < 5 * std / math.sqrt(value.numel()), name
 
 
+def test_residual_projections_count_the_parts_that_layers_have():
+    config = block(
+        "llama", vocab_size=260, context_length=64, d_model=48, heads=(0, 3, 4), ffn_width=(96, 0, 128)
+    )
+    drawn = weights(config)
+    for name in ("layers.1.attention.o.weight", "layers.2.attention.o.weight", "layers.0.ffn.down.weight"):
+        assert drawn[name].std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.08), name
+
+
 def test_mup_divides_the_variance_of_the_blocks_matrices_by_the_widths_ratio():
     standard = preset("gpt2-nano").replace(attention_scale="none", tie_embeddings=False)
     base, wide = (standard.replace(parametrization="mup", base_width=width) for width in (48, 12))
@@ -42,6 +51,14 @@ def test_mup_divides_the_variance_of_the_blocks_matrices_by_the_widths_ratio():
         assert torch.equal(weights(base)[name], expected[name]), name
         divided = name.startswith("layers.") and value.ndim == 2
         torch.testing.assert_close(value, expected[name] / (2 if divided else 1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("gate", "part"), [("head", "head_gate"), ("element", "gate")])
+def test_mup_divides_gates_too(gate, part):
+    standard = preset("prism-nano").replace(attention_scale="none", attention_gate=gate)
+    wide = weights(standard.replace(parametrization="mup", base_width=12))
+    name = f"layers.1.attention.{part}.weight"
+    torch.testing.assert_close(wide[name], weights(standard)[name] / 2, rtol=1e-6, atol=0)
 
 
 def test_every_draw_is_its_own():

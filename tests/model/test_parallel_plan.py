@@ -46,18 +46,18 @@ def test_plan_of_a_published_model():
 FOUR = {"heads": (3,) * 4}
 REFUSED = [
     ({}, 5, "5 does not divide ffn_width 48; nearest valid: 4 or 6"),
-    ({"ffn_width": 49}, 2, "2 does not divide ffn_width 49; nearest valid: 1"),
+    ({"ffn_width": 49}, 2, "2 does not divide ffn_width 49; nearest valid: 1; or a width of 48 or 50"),
     (
         {"ffn_width": "tapered(384)"} | FOUR,
         3,
-        "3 does not divide ffn_width (layer 1) 448; nearest valid: 2 or 4; an "
+        "3 does not divide ffn_width (layer 1) 448; nearest valid: 2 or 4; or a width of 447 or 450; an "
         "allocation by name takes multiple=48",
     ),
     (
         {"ffn_width": "tapered(100, multiple=20)"} | FOUR,
         3,
         "3 does not divide ffn_width (layer 0) 140; nearest valid: "
-        "2 or 4; an allocation by name takes multiple=3",
+        "2 or 4; or a width of 138 or 141; an allocation by name takes multiple=3",
     ),
     # Other widths need another degree.
     (

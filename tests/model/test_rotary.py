@@ -1,10 +1,12 @@
 import pytest
 import torch
 from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from model.presets import preset
 from model.rotary import RotaryTables, rotate, rotate_by_swapping, rotate_plainly
+from model.schedules import YarnScaling
 from model.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -35,6 +37,19 @@ def test_tables_are_the_ones_of_hugging_face_llama():
     expected, _ = apply_rotary_pos_emb(x, x, cosines, sines, unsqueeze_dim=2)
     output = rotate(x, RotaryTables(1024).get(64, 10000.0, 1024, CPU, torch.float32))
     assert (output - expected).abs().max() <= 2e-6  # the same fp32 angles; products may be fused or not
+
+
+def test_yarn_whose_ramp_ends_beyond_a_heads_pairs():
+    """As with a small base or a long original context: the ramp is cut at the dims, not at the pairs."""
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
+    rope |= {"original_max_position_embeddings": 32768}
+    sizes = {"hidden_size": 16, "num_attention_heads": 1, "head_dim": 16}
+    config = LlamaConfig(**sizes, max_position_embeddings=131072, rope_parameters=rope)
+    expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
+    scaling = YarnScaling(type="yarn", factor=4.0, original_context_length=32768)
+    cosines, sines = RotaryTables(8, scaling).get(16, 500.0, 8, CPU, torch.float64)
+    found = torch.atan2(sines[1, 0], cosines[1, 0])  # the angles of position 1
+    torch.testing.assert_close(found, expected.double(), rtol=1e-5, atol=0)
 
 
 def test_a_cast_of_the_model_leaves_the_tables_in_fp32():

@@ -153,6 +153,12 @@ def test_factor_by_hand():
     assert {forever.factor(step) for step in range(100)} == {0.25} and forever.release_step() is None
 
 
+def test_a_layers_own_scale_ends_with_the_ramp():
+    schedule = RuleSchedule(parse_rules([rule(depth_decay=0.5)])[0], 100)
+    by_hand = [0.0625] * 8 + [0.0625 + 0.9375 * i / 4 for i in (1, 2, 3)] + [1.0] * 89
+    assert [schedule.factor(step, depth=2) for step in range(100)] == pytest.approx(by_hand)
+
+
 def test_released_by_maturity():
     schedule = RuleSchedule(parse_rules([rule(release="maturity", hold=4, latest=12, ramp=2)])[0], 100)
     assert schedule.release_step() is None
@@ -186,6 +192,16 @@ def test_weight_decay_follows_the_rate_or_not():
         ):
             after = dict(model.named_parameters())[name].detach().double()
             torch.testing.assert_close(after, before[name] * (1 - base * factor * 0.1), rtol=1e-6, atol=1e-9)
+
+
+def test_a_decay_apart_from_the_rate_stays_the_same():
+    run = run_with(rule(decay_with_lr=False, depth_decay=0.5, layers="1-3"))
+    rates = GroupRates(run_groups(run, run.build_model_config()), run)
+    for step in (4, 9, 50):  # held, in the ramp, released
+        base_rate, base_decay = rates.compute("base/decay", step)
+        for layer in (1, 2, 3):
+            rate, decay = rates.compute(f"slow/layer_{layer}/decay", step)
+            assert rate * decay == pytest.approx(base_rate * base_decay)
 
 
 SLOW = "lr_rules.slow"

@@ -145,3 +145,14 @@ def test_every_recipe_builds():
         with refused("'SOURCE'", "give a run's folder", begins="init_from: "):
             run.build_model_config()
         assert yaml.safe_load(path.read_text())
+
+
+def test_settings_of_what_is_turned_off_are_noted():
+    assert parse("--config", "micro").unused_settings() == []
+    assert parse("--config", "growth").unused_settings() == []
+    off = parse("--config", "micro", "--llr.measure", "excess", "--llr.every", "9")
+    assert off.unused_settings() == ["llr.measure, llr.every: not used, since llr.apply is none"]
+    on = parse("--config", "micro", "--llr.measure", "excess", "--llr.apply", "each")
+    assert on.unused_settings() == []
+    (note,) = parse("--config", "growth", "--growth.criterion", "none").unused_settings()
+    assert note.startswith("growth.") and note.endswith(": not used, since growth.criterion is none")

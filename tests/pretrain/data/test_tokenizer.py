@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -208,6 +209,19 @@ def test_hub_names_go_through_the_hub(gpt2_folder, monkeypatch):
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: asked.append(name) or str(gpt2_folder))
     assert load_tokenizer("somebody/gpt2-like").name == "somebody/gpt2-like"
     assert asked == ["somebody/gpt2-like"]
+
+
+def test_a_hub_name_may_have_a_sentencepiece_model_alone(small_folder, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def download(name, allow_patterns):
+        assert "tokenizer.model" in allow_patterns
+        shutil.copy(small_folder / "tokenizer/tokenizer.model", tmp_path)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    here = load_tokenizer(small_folder / "tokenizer")
+    assert load_tokenizer("somebody/llama-like").encode("def f(x):") == here.encode("def f(x):")
 
 
 def test_hub_names_offline_are_refused_in_one_line(monkeypatch):

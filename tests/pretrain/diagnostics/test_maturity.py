@@ -1,13 +1,15 @@
 """Release by maturity: the decision by hand, and in runs that are stopped, continued and resharded."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from model.errors import UserError
+from model.presets import preset
 from pretrain.checkpoint.state import read_state
 from pretrain.config.sections import MaturityConfig
-from pretrain.diagnostics.maturity import has_settled
+from pretrain.diagnostics.maturity import Maturity, has_settled
 from tests.helpers.distributed import run_distributed
 from tests.helpers.shapes import newest
 from tests.helpers.training import broken_off, curve, interrupted, nano_run, session
@@ -41,6 +43,13 @@ def test_patience_and_share():
     # A drift is compared with one before it.
     assert not has_settled([1.0], MaturityConfig(settled=1.0, patience=1))
     assert has_settled([1.0, 1.0], MaturityConfig(settled=1.0, patience=1))
+
+
+def test_the_probe_is_above_the_lower_half():
+    run, rates = SimpleNamespace(maturity=MaturityConfig(), steps=16), SimpleNamespace(rules={})
+    models = [preset("prism-nano").replace(heads=(4,) * layers) for layers in (2, 4, 5)]
+    sessions = [SimpleNamespace(run=run, rates=rates, world=None, model_config=model) for model in models]
+    assert [Maturity(session).layer for session in sessions] == [0, 1, 2]
 
 
 def maturity_run(small_folder, folder, name, more="", **changes):

@@ -2,6 +2,7 @@
 other shapes of the world."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ import torch
 
 from model.errors import UserError
 from model.parameters import parameter_specs
+from pretrain.checkpoint.state import TrainingState
 from pretrain.config.command_line import parse_command_line
 from pretrain.config.sections import LLRConfig
+from pretrain.diagnostics import spectral_rates
 from pretrain.diagnostics.spectral_rates import (
+    SETTINGS,
     Factors,
+    SpectralRates,
     assign_factors,
     map_exponents,
     measure_exponents,
@@ -60,6 +65,17 @@ def test_a_random_matrix_has_the_exponent_of_its_aspect_ratio():
     assert random_exponent(32, 256) == random_exponent(256, 32) == pytest.approx(4.66, abs=0.2)
 
 
+def test_an_excess_is_over_a_random_matrix_of_that_shape(monkeypatch):
+    weights = {name: torch.randn(shape) for name, shape in (("a", (8, 24)), ("b", (16, 16)))}
+    own = SimpleNamespace(gather_full=lambda world: iter(weights.items()))
+    monkeypatch.setattr(spectral_rates, "OwnWeights", lambda *_: own)
+    world = SimpleNamespace(device=torch.device("cpu"), size=1, rank=0)
+    plain, excess = (measure_exponents(None, "ab", {}, world, given) for given in (False, True))
+    for name, weight in weights.items():
+        assert plain[name] == pytest.approx(tail_exponent(weight))
+        assert excess[name] == pytest.approx(plain[name] - random_exponent(*weight.shape))
+
+
 def test_mapping():
     assert map_exponents([2.0, 4.0, 2.5], 1, 5) == [1, 5, 2]
     assert map_exponents([3.0, 3.0], 1, 5) == [5, 5]
@@ -82,6 +98,24 @@ def test_factors_move_linearly():
     steps = [factors.at(step, 4) for step in (4, 5, 7, 20)]
     assert steps == [{"a": 2, "b": 2.5}, {"a": 3, "b": 2}, {"a": 5, "b": 1}, {"a": 5, "b": 1}]
     assert factors.at(4, 0) == {"a": 5, "b": 1}
+
+
+def test_a_measurement_within_a_transition_begins_at_the_present_factors(monkeypatch):
+    """And a matrix that cannot be measured any more goes back to 1."""
+    found = iter([{"a": 2.0, "b": 4.0}, {"a": 4.0, "b": 2.0}, {"a": 2.0, "b": math.nan}])
+    monkeypatch.setattr(spectral_rates, "measure_exponents", lambda *_: next(found))
+    hook, state = object.__new__(SpectralRates), TrainingState()
+    rates, config = SimpleNamespace(factors={}), LLRConfig(apply="each", low=1, high=5)
+    hook.session = SimpleNamespace(run=SimpleNamespace(seed=1), world=None, rates=rates)
+    hook.config, hook.settings = config, {name: getattr(config, name) for name in SETTINGS}
+    hook.every, hook.last, hook.transition, hook._record = 2, 4, 4, None
+    hook.measured, hook.follow, hook.specs = ["a", "b"], [], {}
+    seen = []
+    for step in range(5):
+        state.step = step
+        hook.before_step(None, state)
+        seen.append((rates.factors["a"], rates.factors["b"]))
+    assert seen == [pytest.approx(pair) for pair in ((1, 2), (1, 3), (2, 2.5), (3, 2), (3.5, 1.75))]
 
 
 def test_groups_are_the_matrices():

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from model.blocks import block
+from model.errors import UserError
 from model.initialization import initialize
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
 from pretrain.engine import compiling
+from pretrain.engine.build import build_run_optimizer
 from pretrain.engine.compiling import compile_network, find_missing_compiler
 from pretrain.trainer import Trainer
 from tests.helpers.distributed import run_distributed
@@ -25,6 +27,14 @@ def test_a_compiler_is_missed(monkeypatch, tmp_path, device):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     assert (find_missing_compiler(device) or "").startswith("no compiler: none of ")
+
+
+def test_offloading_adamw_needs_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    with pytest.raises(UserError, match=r"^ds_config: offload_optimizer with AdamW compiles .*g\+\+"):
+        build_run_optimizer(RunConfig(), None, offload)
 
 
 def test_python_headers_are_missed(monkeypatch, tmp_path):

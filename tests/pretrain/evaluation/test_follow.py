@@ -1,6 +1,8 @@
 """Checkpoints of a run that trains elsewhere are each scored once, whatever is killed meanwhile."""
 
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
@@ -128,6 +130,23 @@ def test_a_checkpoint_whose_files_cannot_be_verified_now_is_tried_again(run, cap
     failures = iter([MachineError("model.safetensors: Input/output error")])
     with pytest.raises(MachineError):
         saved.SavedRun.open(run)
+
+
+def test_scores_that_a_full_disk_did_not_take_are_no_success(run, capsys, monkeypatch):
+    """Those that find room later are written with the next ones."""
+    full, opened = [True], os.open
+
+    def open_file(path, *more):
+        if str(path).endswith(EVALUATION_NAME) and more[0] & os.O_WRONLY and full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *more)
+
+    monkeypatch.setattr(os, "open", open_file)
+    with pytest.raises(MachineError, match=r"^cannot write .*evaluation\.jsonl; the same command"):
+        scored_steps(run)
+    assert capsys.readouterr().out.count("(No space left on device); scoring continues") == 1
+    assert scored_steps(run, during=lambda step: full.__setitem__(0, step < 8)) == [4, 8, 12]
+    assert len((run / EVALUATION_NAME).read_text().splitlines()) == 3
 
 
 def test_a_run_none_of_whose_checkpoints_can_be_scored(run):

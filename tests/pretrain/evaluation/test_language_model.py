@@ -159,6 +159,10 @@ def test_a_document_ends_a_text_and_a_sample_depends_on_its_request_alone(small)
             flat.generate_until(requests(("def f", wanted)))
 
 
+def log_likelihood(rows, previous, ids):
+    return sum(rows[a].double().log_softmax(-1)[b].item() for a, b in zip(previous, ids, strict=True))
+
+
 @pytest.mark.parametrize(
     ("context", "answer", "before", "scored"),
     [
@@ -175,9 +179,45 @@ def test_every_answer_is_scored_after_a_context(small, context, answer, before, 
     ids = list(tokenizer.encode(scored))
     last = tokenizer.encode(before)[-1] if before else tokenizer.end_of_document
     previous = [last, *ids[:-1]]
-    expected = sum(rows[a].double().log_softmax(-1)[b].item() for a, b in zip(previous, ids, strict=True))
     ((found, greedy),) = model.loglikelihood(requests((context, answer)))
-    assert found == pytest.approx(expected, rel=1e-5) and not greedy
+    assert found == pytest.approx(log_likelihood(rows, previous, ids), rel=1e-5) and not greedy
+
+
+def test_whole_texts_are_scored_in_windows(small):
+    tokenizer, rows = small.tokenizer, chain(small.tokenizer)
+    model = ZeroShotModel(lambda tokens: rows[tokens], tokenizer, 8, alone())
+    texts = ["import os\n" * 20, "x", "def f(a, b):\n    return a"]
+    expected = []
+    for text in texts:
+        ids = list(tokenizer.encode(text))
+        expected.append(log_likelihood(rows, [tokenizer.end_of_document, *ids[:-1]], ids))
+    assert len(tokenizer.encode(texts[0])) > 24
+    asked = [SimpleNamespace(args=(text,)) for text in texts]
+    assert model.loglikelihood_rolling(asked) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_long_context_is_cut_on_the_left_alone(small):
+    """The model sees as many tokens as it takes."""
+    rows, seen = chain(small.tokenizer), []
+
+    def logits_of(tokens):
+        seen.append(tokens)
+        return rows[tokens]
+
+    model = ZeroShotModel(logits_of, small.tokenizer, 8, alone())
+    context, scored = list(range(2, 22)), [30, 31]
+    ((found, _),) = model._loglikelihood_tokens([(None, context, scored)])
+    assert seen[-1].tolist() == [[*context[-7:], 30]] and model.truncated == 1
+    assert found == pytest.approx(log_likelihood(rows, [context[-1], 30], scored), rel=1e-5)
+
+
+def test_greedy_means_every_token_of_the_answer(small):
+    rows = chain(small.tokenizer)
+    model = ZeroShotModel(lambda tokens: rows[tokens], small.tokenizer, 40, alone())
+    first = int(rows[5].argmax())
+    second = int(rows[first].argmax())
+    asked = [(None, [5], [first, second]), (None, [5], [first, second - 1 if second else 1])]
+    assert [greedy for _, greedy in model._loglikelihood_tokens(asked)] == [True, False]
 
 
 def test_an_answer_without_tokens_is_refused(small):

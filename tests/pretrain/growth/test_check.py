@@ -1,16 +1,21 @@
 """Decisions on planted measures, against what the settings say in words."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from model.blocks import block
 from model.errors import UserError
 from model.initialization import initialize
+from model.presets import preset
 from model.transformer import Transformer
+from pretrain.checkpoint.state import Record, TrainingState
 from pretrain.config.growth import GrowthConfig
+from pretrain.growth import hook
 from pretrain.growth.check import Check, LayerMeasure
 from pretrain.growth.edit import apply_changes, candidate
-from pretrain.growth.record import Change, GrowthState
+from pretrain.growth.record import NAME, Change, GrowthState
 from pretrain.growth.spectrum import extremes
 
 D = 12
@@ -86,6 +91,49 @@ def test_a_head_is_pruned_after_its_patience_and_one_stays():
     assert heads == [1, 1, 2] and len(state.layers[1].below) == 1  # a layer keeps one, however weak
 
 
+PRUNING = {"criterion": "incrt", "grow_above": 1.0, "prune_below": 0.1}
+
+
+def test_the_weakest_of_the_ready_heads_goes():
+    weak = [measure(0.5, (0.05, 0.02)), measure(0.5), measure(0.5)]
+    found, _, _ = checks(GrowthConfig(**PRUNING, patience=3, dwell=0), weak, 3)
+    assert found == [[], [], [("prune", 0, 1)]]
+
+
+def decided(config, energies, heads=2, largest=0.5):
+    """What each check of a layer decides, given the energies of its heads then; and the state."""
+    state, counts, found = GrowthState.begin([heads]), [heads], []
+    for step, of_heads in enumerate(energies):
+        measures = [measure(largest, of_heads)]
+        Check(config, 4, 1, counts, state, measures, [torch.zeros(0, D)]).decide(step, {})
+        found.append([(change.kind, change.head) for change in state.pending])
+    return found, state
+
+
+def test_patience_is_of_checks_in_a_row():
+    low, high = (9.0, 0.05), (9.0, 9.0)
+    config = GrowthConfig(**PRUNING, patience=3, dwell=0)
+    found, _ = decided(config, [low, low, high, low, low, low])
+    assert found == [[], [], [], [], [], [("prune", 1)]]
+
+
+def test_a_layer_that_lost_a_head_waits_too():
+    weak = [measure(0.5, (0.05, 0.05)), measure(0.5), measure(0.5)]
+    found, _, _ = checks(GrowthConfig(**PRUNING, patience=1, dwell=2), weak, 4, heads=(4, 2, 2))
+    assert [len(changes) for changes in found] == [1, 0, 0, 1]
+
+
+def test_a_layer_that_grows_loses_no_head_at_once():
+    found, _ = decided(GrowthConfig(**PRUNING, patience=1, dwell=0), [(9.0, 0.05)], largest=2.0)
+    assert found == [[("grow", 2)]]
+
+
+def test_the_other_heads_keep_their_counts():
+    first, then = (0.02, 9.0, 9.0), (0.02, 9.0, 0.05)
+    found, state = decided(GrowthConfig(**PRUNING, patience=3, dwell=0), [first, then, then], heads=3)
+    assert found[2] == [("prune", 0)] and state.layers[0].below == [0, 2]
+
+
 def test_random_depends_on_the_seed_and_the_step_only():
     config = GrowthConfig(criterion="random", calibration=2, budget=9)
     layers = [measure(2.0)] * 3
@@ -124,6 +172,14 @@ def test_a_new_head_lies_along_its_directions():
     assert not torch.equal(head.value, other.value)
 
 
+def test_queries_and_keys_of_a_new_head_agree_in_sign():
+    """So that every dimension of it adds to the product along its directions."""
+    pair = torch.eye(D)[[3, 7]]
+    head = candidate(MODEL, 1, 10, Change(0, 2, "grow"), pair)
+    query, key = head.query @ pair[0], head.key @ pair[1]
+    assert (query @ key / (query.norm() * key.norm())).item() > 0.95
+
+
 MUP = {"parametrization": "mup", "base_width": 32, "attention_scale": "none"}
 
 
@@ -155,3 +211,31 @@ def test_changes_are_made_one_after_the_other():
     for bad in (Change(0, 3, "grow"), Change(0, 2, "prune"), Change(5, 0, "grow")):
         with pytest.raises(UserError, match=r"growth\.pending"):
             apply_changes(MODEL, [bad])
+
+
+def test_second_moments_are_averaged_over_the_checks(monkeypatch):
+    """Of a hook with planted measurements of a run that is not there."""
+    model, found = preset("uniform-tiny"), iter((1.0, 3.0))
+    weights = {
+        f"layers.{layer}.attention.{part}.weight": torch.randn(model.attention_width(layer), model.d_model)
+        for layer in range(model.num_layers)
+        for part in "qk"
+    }
+
+    def moments(*_):
+        value = next(found)
+        return [value * torch.eye(width) for width in model.block_widths]
+
+    monkeypatch.setattr(hook, "second_moments", moments)
+    monkeypatch.setattr(hook, "query_and_key_weights", lambda *_: weights)
+    growth, batch = object.__new__(hook.Growth), SimpleNamespace(accumulation=1)
+    growth.session = SimpleNamespace(batch=batch, micro_batch=lambda *_: [], run=SimpleNamespace(seed=1))
+    growth.world = SimpleNamespace(is_main=True, broadcast=lambda value: value)
+    growth.model, growth.config, growth.most = model, GrowthConfig(criterion="incrt", average=0.75), 9
+    growth._moments, growth._top = [None] * model.num_layers, [None] * model.num_layers
+    growth._captured, growth._directions = [torch.zeros(0, width) for width in model.block_widths], {}
+    state = TrainingState(model=model.to_json())
+    state.records[NAME] = Record(GrowthState.begin(model.heads).to_json(), needed=True)
+    for _ in range(2):
+        growth.run(None, state, {})
+    assert growth._moments[0][0, 0].item() == pytest.approx(0.75 * 1 + 0.25 * 3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.config.sections import MuonConfig
-from pretrain.optim.muon import matrix_update, orthogonalize, update_size
+from pretrain.optim.muon import MuonAndAdamW, matrix_update, orthogonalize, update_size
 from tests.pretrain.optim.reference import newton_schulz
 
 SHAPES = [(64, 64), (48, 192), (192, 48), (1, 40), (40, 1), (128, 4096)]
@@ -82,7 +82,28 @@ def test_heads_are_made_orthogonal_by_themselves(columns, scale, size):
         torch.testing.assert_close(update.double(), expected, rtol=1e-4, atol=1e-5 * size)
 
 
+@pytest.mark.parametrize(
+    ("scale", "size"), [("rms", 0.2 * math.sqrt(48)), ("spectral", math.sqrt(6 / 48)), ("unit", 1)]
+)
+def test_the_last_group_of_heads_has_its_own_size(scale, size):
+    """Five heads of six rows in groups of two: the last group is one head."""
+    matrix = drawn(30, 48)
+    found = matrix_update(matrix, MuonConfig(heads=2, scale=scale), (0, 12))
+    torch.testing.assert_close(found[24:].double(), size * newton_schulz(matrix[24:]), rtol=1e-4, atol=1e-5)
+
+
 def test_update_of_rms_has_the_size_of_adamws():
     found = matrix_update(drawn(64, 256), MuonConfig())
     assert found.square().mean().sqrt() == pytest.approx(0.2 * 0.9, rel=0.1)
     assert update_size("rms", 64, 256) == update_size("rms", 256, 64) == pytest.approx(3.2)
+
+
+def test_the_momentum_of_a_frozen_matrix_goes_on():
+    weight = torch.nn.Parameter(torch.ones(2, 3))
+    groups = [{"params": [weight], "kind": "muon", "lr": 0.0, "weight_decay": 0.1}]
+    optimizer = MuonAndAdamW(groups, MuonConfig(momentum=0.9), lr=0.1)
+    optimizer.updates = lambda master, update: None
+    weight.grad = torch.ones(2, 3)
+    optimizer.step()
+    assert torch.equal(weight, torch.ones(2, 3))
+    torch.testing.assert_close(optimizer.state[weight]["exp_avg"], torch.full((2, 3), 0.1))

@@ -131,6 +131,16 @@ def test_keys_and_values_are_repeated_where_flash_does_not_run_on_a_gpu():
     assert added(4, "cuda", document_mask=True) == [0, 0]
 
 
+def test_a_document_mask_by_hand():
+    """Masks of three sequences for the one window, unless the kernel takes offsets; positions; two tables."""
+    settings, T = EngineSettings(document_mask=True), 64
+    own = T * (8 + 4 * (32 + 16))
+    assert activations(LLAMA, 3, settings, device="cpu").documents == 3 * (own + T * T * 2)
+    assert activations(LLAMA, 3, settings, device="cuda").documents == 3 * own
+    windows = LLAMA.replace(local_window=(16, None))
+    assert activations(windows, 3, settings, device="cpu").documents == 3 * (own + 2 * T * T * 2)
+
+
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"])
 def test_settings_of_shipped_ds_configs(name: str):
     run = parse_command_line(["--activation_checkpointing", "true"]).run

@@ -62,6 +62,11 @@ def test_the_value_with_the_best_result_is_chosen(values, results, value, at_edg
     assert (found.value, found.at_edge) == (value, at_edge)
 
 
+def test_of_accuracies_the_highest_is_chosen():
+    runs = {"a@1": {7: 0.6}, "a@2": {7: 0.8}, "a@4": {7: 0.7}}
+    assert choose_all({"a": ("x", [1, 2, 4])}, [7], runs, higher_is_better=True)["a"].value == 2
+
+
 def test_the_pilots_are_a_study_of_every_value():
     found = build_pilot(study())
     names = [planned.name for planned in found.runs]

@@ -1,15 +1,17 @@
 """The baselines of a run against counting by hand."""
 
+import dataclasses
 import math
 import zlib
 from collections import Counter
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from pretrain.data.corpus import Corpus
 from pretrain.run.data import RunData
-from pretrain.validation.loss import compare_baselines
+from pretrain.validation.loss import compare_baselines, token_shares
 
 
 def test_both_are_of_the_windows_that_the_model_is_validated_on(small):
@@ -37,3 +39,12 @@ def test_a_blend_shares_the_windows_by_weight(small, small_folder):
         expected += compare_baselines(once, 32, count).token_frequency * label_bytes
         total_bytes += label_bytes
     assert compare_baselines(blend, 32, 4).token_frequency == pytest.approx(expected / total_bytes, rel=1e-12)
+
+
+def test_frequencies_of_a_blend_are_weighted(small):
+    other = dataclasses.replace(small, training=small.validation)
+    data = RunData([(small, Fraction(3, 4)), (other, Fraction(1, 4))])
+    shares = 0.75 * token_shares(small).shares + 0.25 * token_shares(other).shares
+    labels = data.validation_windows(32, 4)[:, 1:].astype(np.int64)
+    expected = -np.log2(shares)[labels].sum() / data.validation_bytes(32, 4)
+    assert compare_baselines(data, 32, 4).token_frequency == pytest.approx(expected, rel=1e-9)

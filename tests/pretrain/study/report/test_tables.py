@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -145,3 +146,12 @@ def test_a_run_that_diverged_leaves_no_interval():
     row = rows_of(found)["rising"]
     assert row[SPREAD] == "not finite ± not finite" and row[GAP] == "not finite"
     assert rows_of(found, "runs")["rising-s2"]["result"] == "not finite"
+
+
+def test_of_accuracies_a_low_one_is_an_outlier():
+    variants = {name: VARIANTS[name] for name in ("uniform", "rising")}
+    accuracy = {f"{name}-s{seed}": 0.9 + 0.002 * seed for name in variants for seed in range(1, 6)}
+    accuracy |= {"rising-s2": 0.5, "uniform-s4": 0.99}
+    more = {"more": lambda run: {"val_accuracy": accuracy[run.name]}}
+    found = view(three(seeds=5, variants=variants), lambda run: 3.5, **more)
+    assert replace(found, measure="val_accuracy").outliers == {"rising-s2"}

@@ -141,6 +141,16 @@ def test_one_run_far_off_moves_the_robust_fit_less():
     assert np.abs(matrix.T @ np.clip(residuals / scale, -1.345, 1.345)).max() < 1e-3
 
 
+def test_a_run_far_worse_than_the_robust_fit_is_an_outlier():
+    found = design("orthogonal", 16)
+    for sign, higher in ((1, False), (-1, True)):
+        values = planted(found, (1, 2, 3), normal(5))
+        name = list(values)[3]
+        values[name][3] += 0.2 * sign
+        assert Effects(found, values, higher_is_better=higher).outliers == [(name, 3)]
+        assert Effects(found, values, higher_is_better=not higher).outliers == []
+
+
 def test_a_contrast_of_two_factors_is_a_difference_of_differences():
     """By hand from the means of the cells."""
     vary = {"heads[0]": [2, 4, 8], "heads[1]": [2, 4], "optimizer.learning_rate": [1e-3, 2e-3, 4e-3]}

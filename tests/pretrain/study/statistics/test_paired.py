@@ -80,6 +80,11 @@ def test_robust_sd_is_that_of_normal_groups():
     assert robust_sd(list(groups[:, :3])) == pytest.approx(0.3, rel=0.15)
 
 
+def test_robust_sd_of_normal_quantiles():
+    values = stats.norm.ppf((np.arange(300) + 0.5) / 300, scale=0.3)
+    assert robust_sd([values.tolist()]) == pytest.approx(0.3, rel=0.01)
+
+
 def test_outliers():
     generator = np.random.default_rng(5)
     values = {name: dict(enumerate(4 + generator.normal(scale=0.02, size=8))) for name in "abc"}
