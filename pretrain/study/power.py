@@ -49,7 +49,8 @@ def power_lines(study: Study, question: Question, pilot: View | None = None) -> 
     count, sd, source = sum(map(len, groups)), question.sd, "as stated"
     if sd is None:
         sd, folder = paired.pooled_sd(groups), pilot.study.folder if pilot else ""
-        source = f"from {count} pairs of {sum(map(bool, groups))} variants in {folder}"
+        variants = sum(map(bool, groups))
+        source = f"from {count} pairs of {variants} variant{'s' * (variants != 1)} in {folder}"
         if math.isnan(sd):
             given = f"{str(folder)!r} with {count} finished pairs" if pilot else "none"
             raise UserError(
