@@ -26,7 +26,7 @@ from docs.metrics import metrics_page, metrics_schema  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.schedules import LARGEST_SIZE  # noqa: E402
 from pretrain import cli  # noqa: E402
-from pretrain.config.command_line import GROUPS, documentation, yaml_text  # noqa: E402
+from pretrain.config.command_line import GROUPS, default_of, documentation, yaml_text  # noqa: E402
 from pretrain.config.flag_aliases import ABSENT, MEANT  # noqa: E402
 from pretrain.config.lr_rules import LearningRateRule  # noqa: E402
 from pretrain.config.run_config import RunConfig  # noqa: E402
@@ -249,10 +249,8 @@ def _describe_range(schema: Mapping[str, Any]) -> str:
 
 def _default(item: dataclasses.Field) -> str:
     """The default as YAML writes it."""
-    if item.default is not dataclasses.MISSING:
-        return f"`{yaml_text(item.default)}`"
-    made = item.default_factory
-    return "required" if made is dataclasses.MISSING else f"`{yaml_text(made())}`"
+    default = default_of(item)
+    return "required" if default is dataclasses.MISSING else f"`{yaml_text(default)}`"
 
 
 def _to_markdown(text: str) -> str:

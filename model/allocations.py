@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from model.errors import UserError, quote, suggest
 
 PERMUTED = "permuted(tapered(2048), seed=1)"
+"""An example, for messages."""
 MULTIPLE = 64
 """Of widths, unless another is given."""
 LARGEST_SIZE = 2**31 - 1
@@ -329,9 +330,9 @@ def _keywords(call: ast.Call, types: dict[str, type]) -> dict[str, Any]:
     for keyword in call.keywords:
         name, node = str(keyword.arg), keyword.value
         if name not in types:
-            known = f"give {', '.join(types)}" if types else "it has no parameters"
             if name == "seed":
                 raise UserError(f"seed is for permuted, such as {PERMUTED}")
+            known = f"give {', '.join(types)}" if types else "it has no parameters"
             raise _not_valid(f"{name} is unknown; {known}{suggest(name, types)}")
         value: Any = node.value if isinstance(node, ast.Constant) else None
         admitted = (int,) if types[name] is int else (int, float)

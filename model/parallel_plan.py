@@ -105,8 +105,8 @@ def check_tensor_parallel(
             others = [width for name, width in widths if "ffn_width" not in name]
             advice = ""
             if "ffn_width" in name and all(width % tensor_parallel == 0 for width in others):
-                below = width // tensor_parallel * tensor_parallel
-                advice = f"; or a width of {below} or {below + tensor_parallel}"
+                multiples = range(tensor_parallel, width + tensor_parallel + 1, tensor_parallel)
+                advice = f"; or a width of {describe_nearest(width, multiples)}"
                 if "(" in name:
                     multiple = _allocation_multiple(config.ffn_widths, tensor_parallel)
                     advice += f"; an allocation by name takes multiple={multiple}"

@@ -34,8 +34,8 @@ ZSH = (
 )
 BASH = "~/.local/share/bash-completion/completions"
 SHELLS = {
-    "bash": f"  mkdir -p {BASH}; {PROGRAM} completion bash > {BASH}/{PROGRAM}",
-    "zsh": f"  {PROGRAM} completion zsh > ~/.{PROGRAM}.zsh; echo 'source ~/.{PROGRAM}.zsh' >> ~/.zshrc",
+    "bash": f"mkdir -p {BASH}; {PROGRAM} completion bash > {BASH}/{PROGRAM}",
+    "zsh": f"{PROGRAM} completion zsh > ~/.{PROGRAM}.zsh; echo 'source ~/.{PROGRAM}.zsh' >> ~/.zshrc",
 }
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "convert": ("pretrain.convert", "convert checkpoints to and from Hugging Face"),
@@ -87,7 +87,7 @@ def _answer(arguments: list[str]) -> None:
         raise UserError(f"command: {quote(arguments[0])} is not valid; commands are {valid}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in every.items():
-        epilog = "\n".join(["install it with:", *SHELLS.values()]) if name == "completion" else None
+        epilog = "\n  ".join(["install it with:", *SHELLS.values()]) if name == "completion" else None
         made = subparsers.add_parser(
             name,
             help=text,

@@ -69,7 +69,8 @@ def parse_command_line(arguments: list[str]) -> CommandLine:
         UserError: an unknown flag or key (with the closest valid name), a value of the wrong type, a recipe
             that is missing or is not a YAML mapping.
     """
-    given = vars(_build_parser().parse_args(arguments))
+    described = any(argument == "--help" or argument.startswith("-h") for argument in arguments)
+    given = vars(_build_parser(described).parse_args(arguments))
     flags = {name: _flag_value(name, given[name]) for name in FLAGS if given[name] is not None}
     run = make_run(load_recipe(given["config"]).merge(flatten(flags, "the flags")))
     programs = {name: given[name] for name in ("plot_lr", "print_config", "verbose")}
@@ -94,7 +95,8 @@ def documentation(kind: Any) -> dict[str, str]:
 
 
 @functools.cache
-def _build_parser() -> CommandParser:
+def _build_parser(described: bool) -> CommandParser:
+    """The parser of main.py's flags; with *described* it has their texts, which take a tenth of a second."""
     parser = CommandParser(
         usage="head-schedules train [--config RECIPE] [--FIELD VALUE ...]\n"
         "       deepspeed --module pretrain.main [--config RECIPE] [--FIELD VALUE ...]",
@@ -130,17 +132,24 @@ def _build_parser() -> CommandParser:
         "computed. The run is the same with and without this flag.",
     )
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # passed by the launcher; ignored
+    if described:
+        _describe_settings(parser)
+    else:
+        for name in FLAGS:
+            parser.add_argument(f"--{name}")
+    return parser
+
+
+def _describe_settings(parser: CommandParser) -> None:
+    """Add the settings as flags, in groups, with their values, texts and defaults."""
     for title, names in GROUPS.items():
         _add_settings(parser.add_argument_group(title), RunConfig, names.split())
     for section in dataclasses.fields(RunConfig):
-        if dataclasses.is_dataclass(section.default_factory):
-            _add_settings(
-                parser.add_argument_group(section.name), section.default_factory, prefix=section.name
-            )
+        if dataclasses.is_dataclass(kind := section.default_factory):
+            _add_settings(parser.add_argument_group(section.name), kind, prefix=section.name)
     model = parser.add_argument_group("architecture", "fields of the model; those not given are the preset's")
     _add_settings(model, ModelConfig, prefix="architecture")
     model.add_argument("--architecture.num_layers", metavar="INT", help="Another number of layers.")
-    return parser
 
 
 def _add_settings(
@@ -153,15 +162,19 @@ def _add_settings(
         name = f"{prefix}.{field.name}" if prefix else field.name
         if name not in FLAGS or (only and field.name not in only):
             continue
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
         if name in OTHERWISE:
             group.add_argument(f"--{name}", help=argparse.SUPPRESS)
             continue
-        help = helps[field.name]
+        help, default = helps[field.name], default_of(field)
         if default not in (None, dataclasses.MISSING) and kind is not ModelConfig:
             help += f" (default: {yaml_text(default)})"
         group.add_argument(f"--{name}", metavar=describe_values(hints[field.name]), help=help)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a declared field; dataclasses.MISSING if it has none."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 def describe_values(hint: Any) -> str:

@@ -304,10 +304,7 @@ class RunConfig:
     def unused_settings(self) -> list[str]:
         """A note for each section that is given and not read, since it is turned off."""
         notes = []
-        for section, switch, config in (
-            ("growth", "criterion", self.growth),
-            ("llr", "apply", self.llr),
-        ):
+        for section, switch, config in (("growth", "criterion", self.growth), ("llr", "apply", self.llr)):
             values, defaults = to_dict(config), to_dict(type(config)())
             given = [f"{section}.{name}" for name in values if values[name] != defaults[name]]
             if given and not config.active:

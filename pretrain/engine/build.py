@@ -89,17 +89,25 @@ def build_network(
 def build_run_optimizer(
     run: RunConfig, network: Transformer, ds_config: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """Build the run's optimizer, whose groups have names, over the parameters of *network*."""
+    """Build the run's optimizer, whose groups have names, over the parameters of *network*.
+
+    Raises:
+        UserError: an offloaded AdamW cannot be compiled, since there is no compiler.
+    """
     offload = is_offloaded(ds_config["zero_optimization"], "offload_optimizer")
     if offload and run.optimizer.kind == "adamw":
-        if missing := find_missing_compiler(torch.device("cpu")):
-            raise UserError(
-                f"ds_config: offload_optimizer with AdamW compiles DeepSpeed's CPU Adam, and {missing}; "
-                "install it, or give a ds_config without offload_optimizer"
-            )
         lock_by_process()  # DeepSpeed compiles its optimizer
     groups = parameter_groups(network, run.optimizer, run.lr_rules, run.llr.active)
-    optimizer = build_optimizer(groups, run.optimizer, offload, run.muon)
+    try:
+        optimizer = build_optimizer(groups, run.optimizer, offload, run.muon)
+    except RuntimeError as error:  # an operator that is built already needs no compiler
+        missing = find_missing_compiler(torch.device("cpu"))
+        if not (offload and missing):
+            raise
+        raise UserError(
+            f"ds_config: offload_optimizer with AdamW compiles DeepSpeed's CPU Adam, and {missing}; "
+            "install it, or give a ds_config without offload_optimizer"
+        ) from error
     if run.optimizer.kind == "muon":
         accept_optimizer(type(optimizer))
     elif offload:

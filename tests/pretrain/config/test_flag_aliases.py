@@ -10,7 +10,7 @@ from model.errors import UserError, suggest
 from pretrain.config.command_line import _build_parser, parse_command_line
 from pretrain.config.flag_aliases import OTHER_NAMES, suggest_flag
 
-FLAGS = [option for action in _build_parser()._actions for option in action.option_strings]
+FLAGS = [option for action in _build_parser(described=False)._actions for option in action.option_strings]
 
 
 MEANT = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import deepspeed
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from model.errors import UserError
 from model.initialization import initialize
 from model.transformer import Transformer
 from pretrain.config.run_config import RunConfig
-from pretrain.engine import compiling
+from pretrain.engine import build, compiling
 from pretrain.engine.build import build_run_optimizer
 from pretrain.engine.compiling import compile_network, find_missing_compiler
 from pretrain.trainer import Trainer
@@ -30,11 +31,20 @@ def test_a_compiler_is_missed(monkeypatch, tmp_path, device):
 
 
 def test_offloading_adamw_needs_a_compiler(monkeypatch, tmp_path):
+    """But an operator that is built already does not."""
+    network, offload = Transformer(MODEL), {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", lambda groups, **_: torch.optim.AdamW(groups))
+    monkeypatch.setattr(build, "count_loaded_steps", lambda optimizer: None)
+    build_run_optimizer(RunConfig(), network, offload)
+
+    def fail(groups, **_):
+        raise RuntimeError("DeepSpeedCPUAdam requires the cpu_adam op, which failed to build/load.")
+
+    monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", fail)
     with pytest.raises(UserError, match=r"^ds_config: offload_optimizer with AdamW compiles .*g\+\+"):
-        build_run_optimizer(RunConfig(), None, offload)
+        build_run_optimizer(RunConfig(), network, offload)
 
 
 def test_python_headers_are_missed(monkeypatch, tmp_path):

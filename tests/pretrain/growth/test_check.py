@@ -31,9 +31,14 @@ def measure(largest, energies=(9.0, 9.0), gamma=10.0):
 
 def checks(config, layers, count, heads=(2, 2, 2), most=4, norms=None):
     """The changes of *count* checks that all measure the same."""
+    return run_checks(config, [layers] * count, heads, most, norms)
+
+
+def run_checks(config, measured, heads, most=4, norms=None):
+    """The changes of one check after the other, each with the measures of all layers."""
     state = GrowthState.begin(heads)
     captured, heads, found = [torch.zeros(0, D) for _ in heads], list(heads), []
-    for step in range(1, count + 1):
+    for step, layers in enumerate(measured, 1):
         measures = [
             LayerMeasure(m.residual, m.gamma, m.extremes, (m.energies * 4)[: heads[layer]])
             for layer, m in enumerate(layers)
@@ -100,20 +105,16 @@ def test_the_weakest_of_the_ready_heads_goes():
     assert found == [[], [], [("prune", 0, 1)]]
 
 
-def decided(config, energies, heads=2, largest=0.5):
+def check_one_layer(config, energies, heads=2, largest=0.5):
     """What each check of a layer decides, given the energies of its heads then; and the state."""
-    state, counts, found = GrowthState.begin([heads]), [heads], []
-    for step, of_heads in enumerate(energies):
-        measures = [measure(largest, of_heads)]
-        Check(config, 4, 1, counts, state, measures, [torch.zeros(0, D)]).decide(step, {})
-        found.append([(change.kind, change.head) for change in state.pending])
-    return found, state
+    found, _, state = run_checks(config, [[measure(largest, each)] for each in energies], [heads])
+    return [[(kind, head) for kind, _, head in changes] for changes in found], state
 
 
 def test_patience_is_of_checks_in_a_row():
     low, high = (9.0, 0.05), (9.0, 9.0)
     config = GrowthConfig(**PRUNING, patience=3, dwell=0)
-    found, _ = decided(config, [low, low, high, low, low, low])
+    found, _ = check_one_layer(config, [low, low, high, low, low, low])
     assert found == [[], [], [], [], [], [("prune", 1)]]
 
 
@@ -124,13 +125,13 @@ def test_a_layer_that_lost_a_head_waits_too():
 
 
 def test_a_layer_that_grows_loses_no_head_at_once():
-    found, _ = decided(GrowthConfig(**PRUNING, patience=1, dwell=0), [(9.0, 0.05)], largest=2.0)
+    found, _ = check_one_layer(GrowthConfig(**PRUNING, patience=1, dwell=0), [(9.0, 0.05)], largest=2.0)
     assert found == [[("grow", 2)]]
 
 
 def test_the_other_heads_keep_their_counts():
     first, then = (0.02, 9.0, 9.0), (0.02, 9.0, 0.05)
-    found, state = decided(GrowthConfig(**PRUNING, patience=3, dwell=0), [first, then, then], heads=3)
+    found, state = check_one_layer(GrowthConfig(**PRUNING, patience=3, dwell=0), [first, then, then], heads=3)
     assert found[2] == [("prune", 0)] and state.layers[0].below == [0, 2]
 
 
